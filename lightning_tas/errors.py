@@ -1,0 +1,25 @@
+"""Errors that a user can act on: the key, the bad value, the valid ones, the nearest match."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in what the user asked for. Commands print its message alone and exit with status 2."""
+
+
+def nearest(value: object, valid: Iterable[object]) -> str | None:
+    """The valid name closest to `value`, or None when nothing resembles it."""
+    names = [str(v) for v in valid]
+    matches = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def unknown(key: str, value: object, valid: Iterable[object]) -> UserError:
+    """The error for a `value` of `key` that is not among the `valid` ones (raise what this returns)."""
+    names = [str(v) for v in valid]
+    message = f"{key}: {value!r} is not valid; valid: {', '.join(names) if names else '(none)'}"
+    match = nearest(value, names)
+    return UserError(f"{message}. Did you mean {match!r}?" if match else message)
