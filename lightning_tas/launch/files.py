@@ -1,0 +1,57 @@
+"""Files that are whole or absent: every write goes to a temporary neighbour, then replaces the target."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning_tas.errors import UserError
+
+
+def write_atomically(path: Path | str, write: Callable[[Path], None]) -> Path:
+    """Call `write(temporary_path)`, then move the result onto `path`, so that no reader sees half a file.
+
+    The temporary file keeps the suffix of `path` (some writers choose their format by it) and is removed on failure.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        # mkstemp makes private files; what a run writes is meant to be read by colleagues.
+        temporary.chmod(0o644)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_text(path: Path | str, text: str) -> Path:
+    """Write `text` as UTF-8, atomically."""
+    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+
+
+def write_json(path: Path | str, value: Any) -> Path:
+    """Write `value` as indented JSON, atomically. NaN and infinity are refused: JSON has none."""
+    return write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path | str, key: str = "file") -> Any:
+    """Read a JSON file that a user named under `key`; UserError when it is missing or not JSON."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{key}: {str(path)!r} does not exist") from None
+    except IsADirectoryError:
+        raise UserError(f"{key}: {str(path)!r} is a folder, expected a JSON file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{key}: {str(path)!r} is not valid JSON ({error})") from None

@@ -1,0 +1,105 @@
+"""`metrics.csv`: every logged metric of a run, all phases in one file, surviving restarts.
+
+Lightning's CSVLogger deletes an older file when it starts; here rows are appended, and rows beyond the step that a
+checkpoint restored are cut away first, so that a resumed run leaves the file of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from lightning_tas.launch.files import write_text
+
+FIXED = ("phase", "epoch", "step")
+
+
+class RunMetrics(Logger):
+    """Lightning logger that appends to one CSV file.
+
+    Args:
+        path: the file, created on the first row.
+        phase: value of the `phase` column, for example `supernet`.
+        restored_step: rows of this phase with a larger step are dropped (None: keep all).
+    """
+
+    def __init__(self, path: Path, phase: str, restored_step: int | None = None) -> None:
+        super().__init__()
+        self._path, self._phase = path, phase
+        self._columns: list[str] = list(FIXED)
+        self._pending: list[dict[str, str]] = []
+        if path.exists() and rank_zero_only.rank == 0:
+            self._open(restored_step)
+
+    def _open(self, restored_step: int | None) -> None:
+        text = self._path.read_text(encoding="utf-8")
+        # A killed process can leave a last line without its end: it was never logged as a whole.
+        rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+        self._columns = list(rows[0]) if rows else list(FIXED)
+        if restored_step is not None:
+            rows = [row for row in rows if row["phase"] != self._phase or int(row["step"]) <= restored_step]
+        self._rewrite(rows)
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, self._columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self._path, buffer.getvalue())
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        return self._phase
+
+    @property
+    def log_dir(self) -> str:
+        return str(self._path.parent)
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Hyper-parameters are in `config.yaml`; nothing to do here."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Queue one row; tensors become numbers when the row is written."""
+        values = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in metrics.items()}
+        epoch = values.pop("epoch", "")
+        row = {"phase": self._phase, "epoch": int(epoch) if epoch != "" else "", "step": step if step is not None else ""}
+        self._pending.append({key: str(value) for key, value in {**row, **values}.items()})
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Append the queued rows; a new metric rewrites the file with one more column."""
+        if not self._pending:
+            return
+        rows, self._pending = self._pending, []
+        unseen = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in self._columns]
+        if unseen or not self._path.exists():
+            earlier = []
+            if self._path.exists():
+                earlier = list(csv.DictReader(io.StringIO(self._path.read_text(encoding="utf-8"))))
+            self._columns += unseen
+            self._rewrite(earlier + rows)
+            return
+        with self._path.open("a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerows(rows)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write what is queued, also after an exception."""
+        self.save()

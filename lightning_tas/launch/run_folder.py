@@ -1,0 +1,86 @@
+"""The one folder that a run writes: `output_dir/<recipe>/<run>/`.
+
+    config.yaml  study.json  metrics.csv  selection.json  result.json  *.png
+    phases/NN-name/checkpoints/
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_tas.errors import UserError
+
+# Children that Lightning launches inherit the environment: rank 0 names the run, they find it here.
+RUN_VARIABLE = "LIGHTNING_TAS_RUN"
+
+
+def global_rank() -> int:
+    """Rank of this process before any process group exists, from the variables that launchers set."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return 0
+
+
+def default_run_name(seed: int) -> str:
+    """Slurm job id, else time and seed; children of one launch agree through the environment."""
+    if RUN_VARIABLE in os.environ and global_rank() > 0:
+        return os.environ[RUN_VARIABLE]
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"slurm-{job}" if job else f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run. Creating the value touches nothing; `create` makes the folder."""
+
+    path: Path
+
+    @classmethod
+    def locate(cls, output_dir: str | Path, recipe: str, run: str | None, seed: int) -> RunFolder:
+        """The folder of `run` (default: see `default_run_name`) of `recipe` under `output_dir`."""
+        name = run or default_run_name(seed)
+        if not re.fullmatch(r"[\w.+=-]+", name) or name in (".", ".."):
+            raise UserError(f"run: {name!r} is not a folder name; valid: letters, digits and any of . _ + = -")
+        os.environ[RUN_VARIABLE] = name
+        return cls(Path(output_dir) / (Path(recipe).stem if recipe.endswith((".yaml", ".yml")) else recipe) / name)
+
+    def create(self) -> RunFolder:
+        """Make the folder; UserError when something that is not a folder stands in the way."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise UserError(f"output_dir: cannot create {str(self.path)!r} ({error.strerror})") from None
+        return self
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def study(self) -> Path:
+        return self.path / "study.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def selection(self) -> Path:
+        return self.path / "selection.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    def phase(self, index: int, name: str) -> Path:
+        """Folder of one phase, `phases/NN-name`."""
+        return self.path / "phases" / f"{index:02d}-{name}"
+
+    def checkpoints(self, index: int, name: str) -> Path:
+        """Folder of the checkpoints of one phase."""
+        return self.phase(index, name) / "checkpoints"

@@ -1,0 +1,76 @@
+"""`study.json`: which phases of a run are finished, and what they handed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning_tas.errors import UserError
+from lightning_tas.launch.files import read_json, write_json
+
+PENDING, RUNNING, FINISHED = "pending", "running", "finished"
+
+
+class Study:
+    """The list of phases of a run with status and outputs, written atomically after every change.
+
+    Args:
+        path: the file.
+        phases: phase names in order. An existing file must list the same ones: a run is one plan.
+        config_hash: hash of the resolved recipe; resuming under another recipe is refused.
+        write: only rank 0 writes.
+    """
+
+    def __init__(self, path: Path, phases: list[str], config_hash: str, write: bool = True) -> None:
+        self.path, self._write = path, write
+        if path.exists():
+            self._adopt(read_json(path, key="resume"), phases, config_hash)
+        else:
+            self.record: dict[str, Any] = {
+                "config_hash": config_hash,
+                "phases": [{"name": name, "status": PENDING, "outputs": {}} for name in phases],
+            }
+            self._save()
+
+    def _adopt(self, record: dict[str, Any], phases: list[str], config_hash: str) -> None:
+        recorded = [phase["name"] for phase in record["phases"]]
+        if recorded != list(phases):
+            raise UserError(f"resume: {self.path} holds the phases {recorded}, the recipe has {list(phases)}")
+        if record["config_hash"] != config_hash:
+            raise UserError(
+                f"resume: {self.path} was written under another configuration; "
+                f"repeat it with config={self.path.parent / 'config.yaml'} or choose another run="
+            )
+        self.record = record
+
+    def _save(self) -> None:
+        if self._write:
+            write_json(self.path, self.record)
+
+    @property
+    def finished(self) -> bool:
+        """True when every phase is finished."""
+        return all(phase["status"] == FINISHED for phase in self.record["phases"])
+
+    def status(self, index: int) -> str:
+        """`pending`, `running` or `finished`."""
+        status: str = self.record["phases"][index]["status"]
+        return status
+
+    def start(self, index: int) -> None:
+        """Mark a phase as running."""
+        self.record["phases"][index]["status"] = RUNNING
+        self._save()
+
+    def finish(self, index: int, outputs: dict[str, Any]) -> None:
+        """Mark a phase as finished with what later phases need (JSON values; paths relative to the run folder)."""
+        self.record["phases"][index].update(status=FINISHED, outputs=outputs)
+        self._save()
+
+    def outputs(self, name: str) -> dict[str, Any]:
+        """Outputs of the last finished phase called `name`; empty when there is none."""
+        for phase in reversed(self.record["phases"]):
+            if phase["name"] == name and phase["status"] == FINISHED:
+                outputs: dict[str, Any] = phase["outputs"]
+                return outputs
+        return {}
