@@ -1,0 +1,1 @@
+"""The command line: config schema, recipes, and one module per command."""
