@@ -79,8 +79,12 @@ class RunMetrics(Logger):
         """Queue one row; tensors become numbers when the row is written."""
         values = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in metrics.items()}
         epoch = values.pop("epoch", "")
-        row = {"phase": self._phase, "epoch": int(epoch) if epoch != "" else "", "step": step if step is not None else ""}
-        self._pending.append({key: str(value) for key, value in {**row, **values}.items()})
+        row = {
+            "phase": self._phase,
+            "epoch": int(epoch) if epoch != "" else "",
+            "step": step if step is not None else "",
+        }
+        self._pending.append({key: str(value) for key, value in {**place, **values}.items()})
 
     @rank_zero_only
     def save(self) -> None:

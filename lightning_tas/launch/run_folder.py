@@ -1,7 +1,7 @@
 """The one folder that a run writes: `output_dir/<recipe>/<run>/`.
 
-    config.yaml  study.json  metrics.csv  selection.json  result.json  *.png
-    phases/NN-name/checkpoints/
+config.yaml  study.json  metrics.csv  selection.json  result.json  *.png
+phases/NN-name/checkpoints/
 """
 
 from __future__ import annotations
@@ -27,11 +27,20 @@ def global_rank() -> int:
 
 
 def default_run_name(seed: int) -> str:
-    """Slurm job id, else time and seed; children of one launch agree through the environment."""
-    if RUN_VARIABLE in os.environ and global_rank() > 0:
-        return os.environ[RUN_VARIABLE]
+    """Slurm job id, else time and seed chosen by rank 0; its children find the name in the environment."""
     job = os.environ.get("SLURM_JOB_ID")
-    return f"slurm-{job}" if job else f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
+    if job:
+        return f"slurm-{job}"
+    if global_rank() > 0:
+        if RUN_VARIABLE not in os.environ:
+            raise UserError("run: several processes need one name for their run folder; give run=NAME")
+        return os.environ[RUN_VARIABLE]
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
+
+
+def recipe_folder(output_dir: str | Path, recipe: str) -> Path:
+    """Where the runs of a recipe lie; a user's `mine.yaml` is the recipe `mine`."""
+    return Path(output_dir) / (Path(recipe).stem if recipe.endswith((".yaml", ".yml")) else recipe)
 
 
 @dataclass(frozen=True)
@@ -46,15 +55,19 @@ class RunFolder:
         name = run or default_run_name(seed)
         if not re.fullmatch(r"[\w.+=-]+", name) or name in (".", ".."):
             raise UserError(f"run: {name!r} is not a folder name; valid: letters, digits and any of . _ + = -")
-        os.environ[RUN_VARIABLE] = name
-        return cls(Path(output_dir) / (Path(recipe).stem if recipe.endswith((".yaml", ".yml")) else recipe) / name)
+        return cls(recipe_folder(output_dir, recipe) / name)
 
     def create(self) -> RunFolder:
-        """Make the folder; UserError when something that is not a folder stands in the way."""
+        """Make the folder and tell the processes launched from this one which it is.
+
+        Raises:
+            UserError: something that is not a folder stands in the way, or it may not be written.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:
             raise UserError(f"output_dir: cannot create {str(self.path)!r} ({error.strerror})") from None
+        os.environ[RUN_VARIABLE] = self.path.name
         return self
 
     @property

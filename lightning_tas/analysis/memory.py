@@ -1,0 +1,68 @@
+"""Memory of a training step, counted on the meta device: no arithmetic, no memory, any size in a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from lightning_tas.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that a training step keeps: `state` for the whole supernet, `activations` for one sub-network's graph."""
+
+    weights: int
+    gradients: int
+    optimiser: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts, without the allocator's slack and library workspaces."""
+        return self.weights + self.gradients + self.optimiser + self.activations
+
+
+def step_memory(net: nn.Module, arch: Architecture | None, batch_size: int, activation_bytes: int = 4) -> StepMemory:
+    """Count what forward and backward of `arch` hold at `batch_size`, float32 master weights, AdamW.
+
+    Args:
+        net: supernet or stand-alone network on the meta device, with `img_size` and `in_chans`.
+        arch: the sub-network, usually the largest that is trained; None for a stand-alone network.
+        batch_size: images per process.
+        activation_bytes: 4 in float32, 2 under bf16 or fp16 autocast (an estimate there: some tensors stay float32).
+
+    Activations are the distinct storages that autograd saves for the backward pass; parameters are not counted twice.
+    """
+    parameters = list(net.parameters())
+    assert all(p.device.type == "meta" for p in parameters), "step_memory counts on the meta device"
+    own = {p.untyped_storage()._cdata for p in parameters}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    images = torch.empty(batch_size, net.in_chans, *net.img_size, device="meta")  # type: ignore[arg-type, misc]
+    was_training = net.training
+    net.train()
+    try:
+        with saved_tensors_hooks(pack, unpack):
+            logits: Any = net(images) if arch is None else net(images, arch)
+    finally:
+        net.train(was_training)
+    del logits
+    floats = sum(
+        tensor.untyped_storage().nbytes() * (activation_bytes / 4 if tensor.dtype == torch.float32 else 1)
+        for key, tensor in kept.items()
+        if key not in own
+    )
+    weights = sum(p.numel() * 4 for p in parameters)
+    return StepMemory(weights, weights, 2 * weights, int(floats))

@@ -1,0 +1,158 @@
+"""Turn a configuration into objects: data, supernet, modules. Nothing here trains or writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.commands.config import Config
+from lightning_tas.data import TASDataModule
+from lightning_tas.errors import UserError
+from lightning_tas.launch.results import pick, read_architectures
+from lightning_tas.launch.run_folder import RunFolder
+from lightning_tas.launch.study import Study
+from lightning_tas.launch.trainer import world_size
+from lightning_tas.published import PUBLISHED
+from lightning_tas.randomness import derive
+from lightning_tas.samplers import build_sampler
+from lightning_tas.spaces import SearchSpace, resolve_space
+from lightning_tas.supernets import ElasticViT
+from lightning_tas.supernets import network as make_network
+from lightning_tas.supernets import supernet as make_supernet
+from lightning_tas.training.checkpoint import load_supernet
+from lightning_tas.training.retrain import RetrainModule
+from lightning_tas.training.supernet_module import SupernetModule
+
+
+def data(config: Config) -> TASDataModule:
+    """The data module; a missing data set is a UserError here, before any work."""
+    return TASDataModule(config.data, seed=config.seed)
+
+
+def space(config: Config) -> SearchSpace:
+    """The search space of the recipe."""
+    if config.space is None:
+        raise UserError("space: the recipe names no search space; give space=NAME or space=FILE.yaml")
+    return resolve_space(config.space)
+
+
+@contextmanager
+def seeded(seed: int, purpose: str) -> Iterator[None]:
+    """Initialise weights as a function of (seed, purpose), leaving the global random state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, purpose))
+        yield
+
+
+def network_options(config: Config, source: TASDataModule | None = None) -> dict[str, Any]:
+    """Build arguments of supernets and stand-alone networks: the model settings and the shape of the data."""
+    shape = source if source is not None else data(config)
+    return {
+        **asdict(config.model),
+        "num_classes": shape.num_classes,
+        "img_size": tuple(shape.img_size),
+        "in_chans": shape.in_chans,
+    }
+
+
+def supernet(config: Config, source: TASDataModule) -> ElasticViT:
+    """The supernet with the initial weights that (recipe, seed) determine."""
+    with seeded(config.seed, "init"):
+        return make_supernet(space(config), **network_options(config, source))
+
+
+def global_batch(config: Config) -> int:
+    """Images per optimiser step over all processes."""
+    return config.data.batch_size * world_size(config.trainer) * config.trainer.accumulate_grad_batches
+
+
+def supernet_module(config: Config, source: TASDataModule) -> SupernetModule:
+    """The Lightning module of supernet training; candidates arrive later where the sampler needs them."""
+    net = supernet(config, source)
+    needs_candidates = config.sampler.name in ("preferred", "balanced")
+    sampler = None if needs_candidates else build_sampler(config.sampler, net.space, None, config.seed)
+    return SupernetModule(
+        net,
+        sampler,
+        config.train,
+        global_batch=global_batch(config),
+        seed=config.seed,
+        sampler_config=config.sampler,
+        class_names=source.class_names,
+    )
+
+
+def one_architecture(config: Config, study: Study, folder: RunFolder) -> tuple[str, Architecture]:
+    """The architecture to retrain: `arch=`, else the best network that this run measured."""
+    if config.arch is None:
+        if not folder.result.exists():
+            raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
+        return best_of(folder.result)
+    return architecture(config.arch)
+
+
+def architecture(given: Any) -> tuple[str, Architecture]:
+    """Read `arch=`: a file or run folder (optionally `FILE#LABEL`), a published name, or a mapping.
+
+    A result.json without a label means its most accurate network.
+    """
+    if not isinstance(given, str):
+        return "arch", Architecture.from_dict(given)
+    path, _, label = given.partition("#")
+    if path in PUBLISHED:
+        return path, PUBLISHED[path]
+    if not Path(path).exists():
+        raise UserError(
+            f"arch: {given!r} is neither a file, a run folder, nor a published architecture; "
+            f"valid names: {', '.join(PUBLISHED)}"
+        )
+    archs = read_architectures(path)
+    return pick(archs, label) if label else best_of(Path(path), archs)
+
+
+def best_of(path: Path, archs: dict[str, Architecture] | None = None) -> tuple[str, Architecture]:
+    """The most accurate network of a result.json; of other files the only one, or an error that lists the labels."""
+    archs = archs if archs is not None else read_architectures(path)
+    top1 = measured_top1(path)
+    if top1:
+        label = max(top1, key=lambda name: top1[name])
+        return label, archs[label]
+    if len(archs) == 1:
+        return next(iter(archs.items()))
+    raise UserError(f"arch: {str(path)!r} holds several architectures; name one: arch={path}#LABEL of {list(archs)}")
+
+
+def measured_top1(path: Path) -> dict[str, float]:
+    """Label to top-1 [%] where the file (or the run folder's result.json) holds measurements."""
+    from lightning_tas.launch.files import read_json
+
+    path = path / "result.json" if path.is_dir() else path
+    if not path.exists():
+        return {}
+    entries = read_json(path, key="arch").get("architectures", [])
+    return {entry["label"]: entry["metrics"]["top1"] for entry in entries if entry.get("metrics")}
+
+
+def retrain_module(config: Config, source: TASDataModule, arch: Architecture) -> RetrainModule:
+    """The Lightning module that trains `arch` alone: fresh weights, or inherited from the supernet `ckpt=`."""
+    if config.ckpt is not None:
+        net = load_supernet(Path(config.ckpt)).net.subnet(arch)
+        if net.num_classes != source.num_classes:
+            net.reset_classifier(source.num_classes)
+    else:
+        with seeded(config.seed, "init"):
+            net = make_network(arch, **network_options(config, source))
+    return RetrainModule(net, config.train, global_batch=global_batch(config), seed=config.seed)
+
+
+def device(config: Config) -> torch.device:
+    """Where plain functions (selection, measuring) compute: this process's GPU if the trainer may use one."""
+    if config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

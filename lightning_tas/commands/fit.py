@@ -1,0 +1,103 @@
+"""`python -m lightning_tas.fit`: run the phases of a recipe, one after the other, resuming where a run stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_tas.commands.config import Config, to_yaml
+from lightning_tas.commands.console import say
+from lightning_tas.errors import UserError
+from lightning_tas.launch.files import read_json, write_text
+from lightning_tas.launch.run_folder import RunFolder, global_rank, recipe_folder
+from lightning_tas.launch.study import FINISHED, Study
+
+if TYPE_CHECKING:
+    from lightning_tas.commands.phases import Context
+
+# What may differ between an interrupted run and its continuation: where it writes and how it is watched.
+NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config")
+
+
+def config_hash(config: Config) -> str:
+    """Hash of everything in the resolved recipe that decides the result."""
+    decided = {key: value for key, value in asdict(config).items() if key not in NOT_HASHED}
+    return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def run(config: Config) -> None:
+    """Run a study, or print its plan (`plan=true`). Raises UserError before anything is written."""
+    from lightning_tas.commands import build, phases, plan
+
+    if config.plan:
+        plan.show(config)
+        return
+    folder, resuming = locate(config)
+    phases.check(config)
+    data = build.data(config)  # a missing data set ends the command here, with nothing written
+    folder.create()
+    main = global_rank() == 0
+    study = Study(folder.study, config.phases, config_hash(config), write=main)
+    if main and not resuming:
+        write_text(folder.config, to_yaml(config))
+    context = phases.Context(config, folder, study, data_module=data)
+    if main:
+        say(f"run folder: {folder.path}")
+    for index, name in enumerate(config.phases):
+        if study.status(index) == FINISHED:
+            continue
+        context.index = index
+        study.start(index)
+        if main:
+            say(f"phase {index + 1}/{len(config.phases)}: {name}")
+        study.finish(index, _in_phase(context, name))
+
+
+def _in_phase(context: Context, name: str) -> dict[str, Any]:
+    from lightning_tas.commands.phases import PHASES
+
+    outputs: dict[str, Any] = PHASES[name](context)
+    return outputs
+
+
+def locate(config: Config) -> tuple[RunFolder, bool]:
+    """The run folder, and whether it continues an earlier run."""
+    if config.resume is not None and config.resume != "auto":
+        return RunFolder(_run_of(Path(config.resume))), True
+    if config.resume == "auto" and config.run is None:
+        unfinished = newest_unfinished(config)
+        if unfinished is not None:
+            return unfinished, True
+    folder = RunFolder.locate(config.output_dir, config.recipe, config.run, config.seed)
+    used = folder.path.is_dir() and any(folder.path.iterdir())
+    if config.resume is None and used and global_rank() == 0:
+        raise UserError(
+            f"run: {str(folder.path)!r} exists already; resume=auto continues it, or choose another run=NAME"
+        )
+    return folder, folder.study.exists()
+
+
+def newest_unfinished(config: Config) -> RunFolder | None:
+    """The newest run of this recipe with the same configuration that has an unfinished phase."""
+    digest = config_hash(config)
+    folder = recipe_folder(config.output_dir, config.recipe)
+    studies = sorted(folder.glob("*/study.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in studies:
+        record = read_json(path, key="resume")
+        open_phases = any(phase["status"] != FINISHED for phase in record["phases"])
+        if record["config_hash"] == digest and open_phases:
+            return RunFolder(path.parent)
+    return None
+
+
+def _run_of(path: Path) -> Path:
+    """The run folder that holds `path` (the folder itself, or a checkpoint inside it)."""
+    for folder in (path, *path.parents):
+        if (folder / "study.json").exists():
+            return folder
+    raise UserError(
+        f"resume: {str(path)!r} is not inside a run folder; valid: auto, a run folder, or a checkpoint of one"
+    )

@@ -1,0 +1,272 @@
+"""The phases of a study: select, supernet, measure, retrain. Each is one `Trainer.fit` or a plain function.
+
+A phase takes the `Context` of the run and returns its outputs: JSON values that `study.json` keeps for later phases,
+paths relative to the run folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+
+from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
+from lightning_tas.analysis.tables import text_table
+from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks.preferred_selection import PreferredSelection, make_selection
+from lightning_tas.commands import build
+from lightning_tas.commands.config import Config
+from lightning_tas.commands.console import say
+from lightning_tas.costs import cost
+from lightning_tas.data import TASDataModule
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.evaluator import Accuracy, evaluate
+from lightning_tas.launch import provenance
+from lightning_tas.launch.files import read_json, write_json
+from lightning_tas.launch.results import Specialised, write_result
+from lightning_tas.launch.run_folder import RunFolder, global_rank
+from lightning_tas.launch.study import Study
+from lightning_tas.launch.trainer import FINAL, LAST, build_trainer
+from lightning_tas.search import Selection
+from lightning_tas.training.checkpoint import load_supernet
+
+Outputs = dict[str, Any]
+
+
+@dataclass
+class Context:
+    """What every phase of a run sees."""
+
+    config: Config
+    folder: RunFolder
+    study: Study
+    index: int = 0
+    started: float = field(default_factory=time.monotonic)
+    data_module: TASDataModule | None = None
+
+    @property
+    def data(self) -> TASDataModule:
+        """The data module, made once and shared by the phases."""
+        if self.data_module is None:
+            self.data_module = build.data(self.config)
+        return self.data_module
+
+    @property
+    def main(self) -> bool:
+        """True in the process that writes and prints."""
+        return global_rank() == 0
+
+
+def select(context: Context) -> Outputs:
+    """PreNAS selection on the freshly initialised supernet: `selection.json` and the allocation picture."""
+    path = context.folder.selection
+    if context.main:
+        config = context.config
+        net = build.supernet(config, context.data).to(build.device(config))
+        selection = make_selection(net, config.select, config.seed, context.data.selection_batch)
+        record = selection.to_dict()
+        write_json(path, record)
+        labels = [candidate.label for candidate in selection.candidates]
+        archs = [candidate.arch for candidate in selection.candidates]
+        save_figure(allocation_per_layer(labels, archs), context.folder.path / "allocation.png")
+        say(selection_table(selection))
+    return {"selection": path.name}
+
+
+def selection_table(selection: Selection) -> str:
+    """The preferred architectures as text, with the bins that stayed empty."""
+    rows = [
+        [c.label, c.arch.depth, c.arch.embed_dim, f"{c.params / 1e6:.3f}", f"{c.macs / 1e9:.4f}", f"{c.score:.6g}"]
+        for c in selection.candidates
+    ]
+    table = text_table(["network", "depth", "embed_dim", "params [M]", "MACs [G]", "score"], rows)
+    empty = ", ".join(f"{edge:g}" for edge in selection.empty_bins)
+    return table + (f"\nempty bins (upper edge, {selection.unit}): {empty}" if empty else "")
+
+
+def supernet(context: Context) -> Outputs:
+    """Train the supernet on the sub-networks that the sampler gives, validating them on the held-out split."""
+    config = context.config
+    callbacks: list[Callback] = []
+    if config.sampler.name in ("preferred", "balanced"):
+        callbacks.append(
+            PreferredSelection(config.select, config.seed, context.folder.selection, context.data.selection_batch)
+        )
+    module = build.supernet_module(config, context.data)
+    trainer = _fit(context, "supernet", module, callbacks)
+    return _checkpoint_outputs(context, "supernet", trainer)
+
+
+def retrain(context: Context) -> Outputs:
+    """Train one architecture on its own, from scratch or from inherited weights, and measure it on the test set."""
+    config = context.config
+    label, arch = build.one_architecture(config, context.study, context.folder)
+    module = build.retrain_module(config, context.data, arch)
+    trainer = _fit(context, "retrain", module, module.callbacks())
+    outputs = _checkpoint_outputs(context, "retrain", trainer)
+    began = time.monotonic()
+    accuracies = _measure(context, module.net, {label: None})
+    networks = _specialised(context, module.net, {label: arch}, accuracies, {})
+    _report(context, networks, outputs, module.net.state_dict(), time.monotonic() - began)
+    return outputs
+
+
+def measure(context: Context) -> Outputs:
+    """Accuracy of the specialised networks with inherited weights on the test set: `result.json` and its picture."""
+    outputs = context.study.outputs("supernet")
+    path = _supernet_checkpoint(context, outputs)
+    loaded = load_supernet(path)
+    net, began = loaded.net, time.monotonic()
+    archs, scores = _measured_architectures(context, loaded)
+    accuracies = _measure(context, net, dict(archs))
+    networks = _specialised(context, net, archs, accuracies, scores)
+    _report(context, networks, {**outputs, "ema": loaded.ema}, net.state_dict(), time.monotonic() - began)
+    return {"result": context.folder.result.name}
+
+
+PHASES: dict[str, Callable[[Context], Outputs]] = {
+    "select": select,
+    "supernet": supernet,
+    "measure": measure,
+    "retrain": retrain,
+}
+
+
+def check(config: Config) -> None:
+    """Refuse a list of phases that cannot work, before anything is written."""
+    for name in config.phases:
+        if name not in PHASES:
+            raise unknown("phases", name, PHASES)
+    needs = config.sampler.name in ("preferred", "balanced")
+    if needs and "supernet" in config.phases and "select" not in config.phases:
+        raise UserError(
+            f"sampler.name: {config.sampler.name!r} trains preferred architectures, so phases needs 'select' before "
+            f"'supernet'; it is {config.phases}"
+        )
+    if "measure" in config.phases and "supernet" not in config.phases and config.ckpt is None:
+        raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
+    if "retrain" in config.phases and config.arch is None and "measure" not in config.phases:
+        raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
+
+
+def _fit(context: Context, phase: str, module: Any, callbacks: list[Callback]) -> Trainer:
+    """Run `Trainer.fit` for this phase, continuing its last checkpoint if there is one."""
+    last = context.folder.checkpoints(context.index, phase) / LAST
+    resumed = last if last.exists() else None
+    step = None
+    if resumed is not None:
+        step = int(torch.load(resumed, map_location="cpu", weights_only=True)["global_step"])
+        if context.main:
+            say(f"{phase}: continuing {resumed} (step {step})")
+    callbacks = [*callbacks, *module.callbacks()] if hasattr(module, "callbacks") else callbacks
+    trainer = build_trainer(context.config, context.folder, context.index, phase, callbacks, step)
+    trainer.fit(module, datamodule=context.data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    return trainer
+
+
+def _checkpoint_outputs(context: Context, phase: str, trainer: Trainer) -> Outputs:
+    path = context.folder.checkpoints(context.index, phase) / FINAL
+    trainer.save_checkpoint(path)
+    return {
+        "checkpoint": str(path.relative_to(context.folder.path)),
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+    }
+
+
+def _supernet_checkpoint(context: Context, outputs: Mapping[str, Any]) -> Path:
+    if "checkpoint" in outputs:
+        return context.folder.path / outputs["checkpoint"]
+    if context.config.ckpt is None:
+        raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
+    return Path(context.config.ckpt)
+
+
+def _measured_architectures(
+    context: Context, loaded: Any
+) -> tuple[dict[str, Architecture], dict[str, tuple[float | None, float | None]]]:
+    """Label to architecture, and label to (score, bin): every candidate, else smallest, middle, largest."""
+    if context.folder.selection.exists():
+        selection = Selection.from_dict(read_json(context.folder.selection))
+        archs = {c.label: c.arch for c in selection.candidates}
+        return archs, {c.label: (c.score, c.bin) for c in selection.candidates}
+    return dict(loaded.report), {}
+
+
+def _measure(context: Context, net: torch.nn.Module, archs: Mapping[str, Architecture | None]) -> dict[str, Accuracy]:
+    device = build.device(context.config)
+    loader = context.data.test_dataloader()
+    found = evaluate(net, list(archs.values()), loader, device=device, progress=context.main)
+    return dict(zip(archs, found, strict=True))
+
+
+def _specialised(
+    context: Context,
+    net: torch.nn.Module,
+    archs: Mapping[str, Architecture],
+    accuracies: Mapping[str, Accuracy],
+    scores: Mapping[str, tuple[float | None, float | None]],
+) -> list[Specialised]:
+    networks = []
+    for label, arch in archs.items():
+        price = cost(arch, net)
+        score, edge = scores.get(label, (None, None))
+        metrics = asdict(accuracies[label])
+        networks.append(Specialised(label, arch, int(price.params), int(price.macs), metrics, score, edge))
+    return networks
+
+
+def _report(
+    context: Context, networks: list[Specialised], outputs: Outputs, state: Mapping[str, torch.Tensor], seconds: float
+) -> None:
+    """Write `result.json` and the accuracy picture, print the table of specialised networks."""
+    if not context.main:
+        return
+    config, folder = context.config, context.folder
+    write_result(
+        folder.result,
+        networks,
+        recipe=config.recipe,
+        seed=config.seed,
+        data={"name": config.data.name, "split": "test", "num_classes": context.data.num_classes},
+        limits={"low": config.select.low, "high": config.select.high, "unit": config.select.unit},
+        steps=outputs.get("steps"),
+        epochs=outputs.get("epochs"),
+        checkpoint=outputs.get("checkpoint"),
+        checkpoint_sha256=provenance.state_hash(state),
+        ema=bool(outputs.get("ema", False)),
+        versions=provenance.versions(),
+        git=provenance.git_revision(),
+        command=provenance.command(),
+        run=folder.path.name,
+        host=provenance.host(),
+        timing={"measure_seconds": seconds, "run_seconds": time.monotonic() - context.started},
+    )
+    labels = [network.label for network in networks]
+    top1 = [network.metrics["top1"] for network in networks]
+    figure = accuracy_over_params(labels, [network.params for network in networks], {"inherited weights": top1})
+    save_figure(figure, folder.path / "accuracy.png")
+    say(result_table(networks))
+
+
+def result_table(networks: list[Specialised]) -> str:
+    """The specialised networks as text."""
+    rows = [
+        [
+            network.label,
+            f"{network.params / 1e6:.3f}",
+            f"{network.macs / 1e9:.4f}",
+            f"{network.metrics['top1']:.2f}",
+            f"{network.metrics['top5']:.2f}",
+            network.arch.id,
+        ]
+        for network in networks
+    ]
+    return text_table(["network", "params [M]", "MACs [G]", "top-1 [%]", "top-5 [%]", "id"], rows)

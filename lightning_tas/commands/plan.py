@@ -1,0 +1,134 @@
+"""`plan=true`: what a run would do, without training: sizes, preferred architectures, epochs, steps, MACs, memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lightning_tas.analysis.memory import StepMemory, step_memory
+from lightning_tas.analysis.tables import text_table
+from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks.preferred_selection import make_selection
+from lightning_tas.commands import build
+from lightning_tas.commands.config import Config
+from lightning_tas.commands.console import say
+from lightning_tas.commands.phases import check, selection_table
+from lightning_tas.costs import cost
+from lightning_tas.data import TASDataModule
+from lightning_tas.launch.trainer import world_size
+from lightning_tas.supernets import supernet as make_supernet
+
+# Forward counts once, backward twice: gradients of activations and of weights.
+TRAINING_OVER_FORWARD = 3
+SAMPLED = 200  # sub-networks drawn to estimate the mean cost of a uniform step
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Length and cost of a training phase."""
+
+    global_batch: int
+    steps_per_epoch: int
+    epochs: float
+    steps: int
+    macs: float
+    memory: StepMemory
+
+
+def show(config: Config) -> None:
+    """Print the plan. Selection runs for real where the recipe selects: it trains nothing."""
+    check(config)
+    data = build.data(config)
+    with torch.device("meta"):
+        net = make_supernet(build.space(config), **build.network_options(config, data)) if config.space else None
+    if net is None:
+        _show_retrain(config, data)
+        return
+    say(f"recipe {config.recipe}: {config.data.name}, {data.num_train:,} training images, {data.num_classes} classes")
+    say(space_table(net))
+    archs: list[Architecture] = []
+    if "select" in config.phases:
+        real = build.supernet(config, data).to(build.device(config))
+        selection = make_selection(real, config.select, config.seed, data.selection_batch)
+        archs = [candidate.arch for candidate in selection.candidates]
+        say("\npreferred architectures\n" + selection_table(selection))
+    if "supernet" in config.phases:
+        preferred = archs if config.sampler.name in ("preferred", "balanced") else []
+        say("\nsupernet training\n" + budget_table(budget(config, data, net, preferred)))
+
+
+def _show_retrain(config: Config, data: TASDataModule) -> None:
+    label, arch = build.architecture(config.arch)
+    with torch.device("meta"):
+        net = build.make_network(arch, **build.network_options(config, data))
+    price = cost(arch, net)
+    say(f"recipe {config.recipe}: {label}, {price.params / 1e6:.3f} M params, {price.macs / 1e9:.4f} GMACs")
+    say(budget_table(_budget(config, data, net, [arch], None)))
+
+
+def space_table(net: Any) -> str:
+    """Size of the space and the range of costs between its smallest and largest architecture."""
+    rows = []
+    for name, arch in (("smallest", net.space.smallest()), ("largest", net.space.largest())):
+        price = cost(arch, net)
+        rows.append([name, arch.depth, arch.embed_dim, f"{price.params / 1e6:.3f}", f"{price.macs / 1e9:.4f}"])
+    table = text_table(["network", "depth", "embed_dim", "params [M]", "MACs [G]"], rows)
+    held = sum(p.numel() for p in net.parameters())
+    return f"space {net.space.name}: {net.space.size():,} architectures; supernet {held / 1e6:.3f} M params\n{table}"
+
+
+def budget(config: Config, data: TASDataModule, net: Any, preferred: Sequence[Architecture]) -> Budget:
+    """Length, multiply-accumulates and memory of supernet training.
+
+    Args:
+        net: the supernet on the meta device.
+        preferred: the fixed list that is trained, empty where sub-networks are drawn from the whole space.
+    """
+    archs = list(preferred) or net.space.sample(seed=config.seed, n=SAMPLED)
+    largest = max(preferred, key=lambda arch: int(cost(arch, net).params)) if preferred else net.space.largest()
+    return _budget(config, data, net, archs, largest)
+
+
+def _budget(
+    config: Config, data: TASDataModule, net: Any, archs: Sequence[Architecture], largest: Architecture | None
+) -> Budget:
+    settings = config.trainer
+    processes = world_size(settings)
+    batch = build.global_batch(config)
+    per_epoch = data.steps_per_epoch(processes)
+    if isinstance(settings.limit_train_batches, int):
+        per_epoch = min(per_epoch, settings.limit_train_batches)
+    per_epoch = math.ceil(per_epoch / settings.accumulate_grad_batches)
+    steps = settings.max_epochs * per_epoch if settings.max_epochs and settings.max_epochs > 0 else math.inf
+    if settings.max_steps and settings.max_steps > 0:
+        steps = min(steps, settings.max_steps)
+    mean = sum(float(cost(arch, net).macs) for arch in archs) / len(archs)
+    per_step = config.sampler.middle + 2 if config.sampler.name == "sandwich" else 1
+    narrow = 2 if str(settings.precision).startswith(("16", "bf16")) else 4
+    memory = step_memory(net, largest, config.data.batch_size, narrow)
+    return Budget(
+        batch,
+        per_epoch,
+        steps / per_epoch,
+        int(steps),
+        TRAINING_OVER_FORWARD * mean * per_step * batch * steps,
+        memory,
+    )
+
+
+def budget_table(found: Budget) -> str:
+    """The budget as text, a quantity a line."""
+    rows = [
+        ["global batch [images]", f"{found.global_batch:,}"],
+        ["epochs", f"{found.epochs:g}"],
+        ["steps per epoch", f"{found.steps_per_epoch:,}"],
+        ["steps", f"{found.steps:,}"],
+        ["training MACs [P]", f"{found.macs / 1e15:.4g}"],
+        ["memory per process [GB]", f"{found.memory.total / 1e9:.3g}"],
+        ["  of it activations [GB]", f"{found.memory.activations / 1e9:.3g}"],
+    ]
+    return text_table(["quantity", "value"], rows)

@@ -1,0 +1,78 @@
+"""`result.json`: what a run hands over, and reading architectures back from the files of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.launch.files import read_json, write_json
+
+# Two runs are identical when everything else in their result.json is.
+NOT_COMPARED = ("timing", "host", "run")
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """One network of a result: its name, architecture, cost and what was measured.
+
+    `metrics` holds top1 and top5 in percent, loss, and samples; `score` and `bin` come from the selection.
+    """
+
+    label: str
+    arch: Architecture
+    params: int
+    macs: int
+    metrics: Mapping[str, float]
+    score: float | None = None
+    bin: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {**asdict(self), "arch": self.arch.to_dict(), "id": self.arch.id, "metrics": dict(self.metrics)}
+
+
+def write_result(path: Path, networks: list[Specialised], **fields: Any) -> dict[str, Any]:
+    """Write `result.json` with the networks and the further `fields`; return the record."""
+    record = {"architectures": [network.to_dict() for network in networks], **fields}
+    write_json(path, record)
+    return record
+
+
+def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a result by which two runs are identical."""
+    return {key: value for key, value in record.items() if key not in NOT_COMPARED}
+
+
+def read_architectures(path: Path | str, key: str = "arch") -> dict[str, Architecture]:
+    """Label to architecture from `result.json`, `selection.json`, or a file that holds one architecture.
+
+    A folder is a run: its `result.json`, else its `selection.json`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [path / name for name in ("result.json", "selection.json") if (path / name).exists()]
+        if not found:
+            raise UserError(f"{key}: {str(path)!r} holds neither result.json nor selection.json")
+        path = found[0]
+    record = read_json(path, key=key)
+    if not isinstance(record, dict):
+        raise UserError(f"{key}: {str(path)!r} holds no architecture")
+    entries = record.get("architectures", record.get("candidates"))
+    try:
+        if entries is None:
+            return {path.stem: Architecture.from_dict(record)}
+        return {str(entry["label"]): Architecture.from_dict(entry["arch"]) for entry in entries}
+    except (KeyError, TypeError):
+        raise UserError(f"{key}: {str(path)!r} is not a result.json or selection.json of this version") from None
+
+
+def pick(archs: Mapping[str, Architecture], name: str, key: str = "arch") -> tuple[str, Architecture]:
+    """The entry whose label or id is `name`."""
+    for label, arch in archs.items():
+        if name in (label, arch.id):
+            return label, arch
+    raise unknown(key, name, [*archs, *(arch.id for arch in archs.values())])

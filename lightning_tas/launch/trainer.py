@@ -1,0 +1,124 @@
+"""Build the Lightning Trainer of a phase from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.loggers.logger import Logger
+
+from lightning_tas.launch.metrics import RunMetrics
+from lightning_tas.launch.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from lightning_tas.commands.config import CheckpointConfig, Config, TrainerConfig
+
+LAST = "last.ckpt"
+FINAL = "final.ckpt"
+
+
+def checkpoint_callbacks(folder: Path, settings: CheckpointConfig) -> list[Callback]:
+    """Keep the newest `keep_last` checkpoints and `last.ckpt`.
+
+    Saved every `every_n_epochs`, and every `every_n_steps` where asked: a step checkpoint in the middle of an epoch
+    resumes exactly, because all randomness is a function of counters.
+    """
+
+    def saver(**when: Any) -> ModelCheckpoint:
+        # monitor=step, mode=max: the newest ones are the best ones.
+        return ModelCheckpoint(
+            dirpath=folder,
+            filename="{epoch:04d}-{step:07d}",
+            monitor="step",
+            mode="max",
+            save_top_k=settings.keep_last,
+            save_last=True,
+            enable_version_counter=False,
+            **when,
+        )
+
+    savers: list[Callback] = [saver(every_n_epochs=settings.every_n_epochs, save_on_train_epoch_end=True)]
+    if settings.every_n_steps:
+        savers.append(saver(every_n_train_steps=settings.every_n_steps))
+    return savers
+
+
+def loggers(config: Config, folder: RunFolder, phase: str, restored_step: int | None) -> list[Logger]:
+    """`metrics.csv` always; TensorBoard or W&B where the configuration asks for them."""
+    made: list[Logger] = [RunMetrics(folder.metrics, phase, restored_step)]
+    asked = [config.logger] if isinstance(config.logger, str) else list(config.logger or [])
+    if "tensorboard" in asked:
+        from pytorch_lightning.loggers import TensorBoardLogger
+
+        made.append(TensorBoardLogger(save_dir=str(folder.path), name="tensorboard", version=phase))
+    if "wandb" in asked:
+        from lightning_tas.launch.wandb_logger import wandb_logger
+
+        made.append(wandb_logger(config, folder, phase))
+    return made
+
+
+def build_trainer(
+    config: Config,
+    folder: RunFolder,
+    index: int,
+    phase: str,
+    callbacks: Sequence[Callback] = (),
+    restored_step: int | None = None,
+) -> Trainer:
+    """The Trainer of phase `index`; `config.trainer` fields go to Lightning under Lightning's own names."""
+    settings = config.trainer
+    given: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in (
+            "accelerator",
+            "devices",
+            "num_nodes",
+            "strategy",
+            "precision",
+            "max_epochs",
+            "max_steps",
+            "accumulate_grad_batches",
+            "gradient_clip_val",
+            "limit_train_batches",
+            "limit_val_batches",
+            "check_val_every_n_epoch",
+            "log_every_n_steps",
+        )
+    }
+    if settings.strategy == "auto" and world_size(settings) > 1:
+        # A supernet step leaves blocks unused: DDP has to look for them.
+        given["strategy"] = "ddp_find_unused_parameters_true"
+    if given["max_steps"] is None:
+        given["max_steps"] = -1
+    return Trainer(
+        **given,
+        logger=loggers(config, folder, phase, restored_step),
+        callbacks=[
+            *callbacks,
+            *checkpoint_callbacks(folder.checkpoints(index, phase), config.checkpoint),
+            TQDMProgressBar(),
+        ],
+        # Our loaders shard themselves and know the epoch; Lightning's sampler would replace them.
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        default_root_dir=str(folder.path),
+    )
+
+
+def world_size(settings: TrainerConfig) -> int:
+    """Number of processes that `trainer.devices` and `trainer.num_nodes` mean on this machine."""
+    devices = settings.devices
+    if isinstance(devices, str) and devices.lstrip("-").isdigit():
+        devices = int(devices)
+    if devices in ("auto", -1):
+        gpus = torch.cuda.device_count() if settings.accelerator in ("auto", "gpu", "cuda") else 0
+        per_node = max(gpus, 1)
+    else:
+        per_node = devices if isinstance(devices, int) else len(devices)
+    return per_node * settings.num_nodes

@@ -1,0 +1,46 @@
+"""Plots and tables show what they are given."""
+
+import numpy as np
+import pytest
+
+from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
+from lightning_tas.analysis.tables import text_table
+from lightning_tas.architecture import Architecture
+
+ARCHS = [
+    Architecture.vit(192, num_heads=[3, 4, 3], mlp_ratio=[3.5, 4, 4]),
+    Architecture.vit(216, num_heads=[4, 4], mlp_ratio=[4, 3.5]),
+]
+
+
+def test_accuracy_is_drawn_in_the_order_of_size(tmp_path):
+    figure = accuracy_over_params(["big", "small"], [2_000_000, 1_000_000], {"inherited": [80.0, 70.0]})
+    axes = figure.axes[0]
+    x, y = axes.lines[0].get_data()
+    assert list(x) == [1.0, 2.0] and list(y) == [70.0, 80.0]
+    assert [text.get_text() for text in axes.texts] == ["small", "big"]
+    assert "[M]" in axes.get_xlabel() and "[%]" in axes.get_ylabel()
+    path = save_figure(figure, tmp_path / "a.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_allocation_shows_every_layer_and_nothing_beyond_the_depth():
+    figure = allocation_per_layer(["a", "b"], ARCHS)
+    heads, ratios = figure.axes[:2]
+    np.testing.assert_array_equal(heads.images[0].get_array().filled(np.nan), [[3, 4, 3], [4, 4, np.nan]])
+    assert [t.get_text() for t in ratios.texts] == ["3.5", "4", "4", "4", "3.5"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_formats(tmp_path, suffix):
+    assert save_figure(allocation_per_layer(["a", "b"], ARCHS), tmp_path / f"x.{suffix}").stat().st_size > 1000
+
+
+def test_table_aligns_numbers_right_and_text_left():
+    lines = text_table(["name", "params [M]"], [["a", "5.9"], ["long", "12.25"]]).splitlines()
+    assert lines[0] == "name  params [M]"
+    assert lines[2:] == ["a            5.9", "long       12.25"]
+
+
+def test_an_empty_table_is_its_header():
+    assert text_table(["name"], []).splitlines() == ["name", "----"]

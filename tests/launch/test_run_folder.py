@@ -1,0 +1,69 @@
+"""Names and places of runs, and the study record."""
+
+import json
+
+import pytest
+
+from lightning_tas.errors import UserError
+from lightning_tas.launch.run_folder import RUN_VARIABLE, RunFolder, default_run_name
+from lightning_tas.launch.study import FINISHED, RUNNING, Study
+
+
+def test_a_user_recipe_is_named_after_its_file(tmp_path):
+    folder = RunFolder.locate(tmp_path, "./some/mine.yaml", "first", seed=0)
+    assert folder.path == tmp_path / "mine" / "first"
+    assert not folder.path.exists()
+    assert folder.create().path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a b", ""])
+def test_a_run_name_must_be_one_folder(tmp_path, name):
+    if name:
+        with pytest.raises(UserError, match="run:"):
+            RunFolder.locate(tmp_path, "quickstart", name, seed=0)
+    else:
+        assert RunFolder.locate(tmp_path, "quickstart", name, seed=3).path.name.endswith("seed3")
+
+
+def test_a_file_in_the_way_is_a_user_error(tmp_path):
+    (tmp_path / "quickstart").write_text("")
+    with pytest.raises(UserError, match="output_dir"):
+        RunFolder.locate(tmp_path, "quickstart", "a", seed=0).create()
+
+
+def test_default_names_follow_slurm_and_children_follow_rank_0(monkeypatch):
+    for variable in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "SLURM_JOB_ID", RUN_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "123")
+    assert default_run_name(0) == "slurm-123"
+    monkeypatch.delenv("SLURM_JOB_ID")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(UserError, match="run=NAME"):
+        default_run_name(0)
+    monkeypatch.setenv(RUN_VARIABLE, "chosen")
+    assert default_run_name(0) == "chosen"
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert default_run_name(7).endswith("-seed7")
+
+
+def test_a_study_remembers_and_refuses_another_plan(tmp_path):
+    path = tmp_path / "study.json"
+    study = Study(path, ["select", "supernet"], "abc")
+    study.start(0)
+    study.finish(0, {"selection": "selection.json"})
+    study.start(1)
+    again = Study(path, ["select", "supernet"], "abc")
+    assert (again.status(0), again.status(1), again.finished) == (FINISHED, RUNNING, False)
+    assert again.outputs("select") == {"selection": "selection.json"}
+    assert again.outputs("supernet") == {}
+    with pytest.raises(UserError, match="phases"):
+        Study(path, ["select"], "abc")
+    with pytest.raises(UserError, match="another configuration"):
+        Study(path, ["select", "supernet"], "xyz")
+
+
+def test_only_the_writer_touches_the_disk(tmp_path):
+    Study(tmp_path / "study.json", ["select"], "abc", write=False).start(0)
+    assert list(tmp_path.iterdir()) == []
+    Study(tmp_path / "study.json", ["select"], "abc")
+    assert json.loads((tmp_path / "study.json").read_text())["phases"][0]["status"] == "pending"
