@@ -2,8 +2,8 @@
 
 A plain ViT is the one-stage case, windowed or pooled networks have several stages. Values live at the scope that they
 belong to: a block's heads in the block, a stage's width in the stage, a network's resolution at the top (`extras`).
-Numbers are canonical (4 and 4.0 are one value), so equality, hash, `id` and JSON agree. The layouts of the published
-repositories are read by `lightning_tas.published`-style readers at the end of this file, through `from_dict`.
+Numbers are canonical (4 and 4.0 are one value), so equality, hash, `id` and JSON agree. `Architecture.from_dict` also
+reads the layouts of the published repositories, by the readers at the end of this file.
 """
 
 from __future__ import annotations

@@ -1,0 +1,29 @@
+"""Which architectures exist: dimensions and predicates as values, and the published spaces by name."""
+
+from lightning_tas.spaces.autoformer import (
+    autoformer_base,
+    autoformer_base_paper,
+    autoformer_small,
+    autoformer_tiny,
+)
+from lightning_tas.spaces.dimension import Column, Dimension
+from lightning_tas.spaces.plain import isotropic
+from lightning_tas.spaces.predicates import Predicate, register_predicate
+from lightning_tas.spaces.registry import register, resolve_space, space_names
+from lightning_tas.spaces.searchspace import SearchSpace
+
+__all__ = [
+    "Column",
+    "Dimension",
+    "Predicate",
+    "SearchSpace",
+    "autoformer_base",
+    "autoformer_base_paper",
+    "autoformer_small",
+    "autoformer_tiny",
+    "isotropic",
+    "register",
+    "register_predicate",
+    "resolve_space",
+    "space_names",
+]

@@ -1,0 +1,254 @@
+"""Random and extremal moves on encoded architectures: sample, mutate, cross, nearest. None of them leaves the space.
+
+A move never proposes and rejects: it picks among the allowed rows of each table of the space's layout, those that
+agree best with what is to be kept. So every move ends, whatever the predicates. All randomness comes from the seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.randomness import numpy_generator
+from lightning_tas.spaces.factors import Table
+from lightning_tas.spaces.layout import Layout
+
+# Attempts at a child that differs from its parent before fresh samples are tried, as often.
+_TRIES = 32
+
+
+def combinations(tables: list[Table]) -> list[tuple[int, ...]]:
+    """All allowed codes of one block, the tables' variables being positions 0..k-1."""
+    width = sum(len(t.variables) for t in tables)
+    found = []
+    for rows in itertools.product(*(t.rows.tolist() for t in tables)):
+        codes = [0] * width
+        for table, row in zip(tables, rows, strict=True):
+            for j, code in zip(table.variables, row, strict=True):
+                codes[j] = code
+        found.append(tuple(codes))
+    return found
+
+
+def _contexts(layout: Layout, codes: np.ndarray, stage: int) -> Iterator[tuple[np.ndarray, list[Table]]]:
+    """Groups of rows of `codes` (row numbers) that share a context in `stage`, with the block tables they share."""
+    columns = layout.context[stage]
+    if not columns or not len(codes):
+        if len(codes):
+            yield np.arange(len(codes)), layout.block_tables(stage, ())
+        return
+    unique, inverse = np.unique(codes[:, columns], axis=0, return_inverse=True)
+    for g, context in enumerate(unique):
+        members = np.flatnonzero(inverse.reshape(-1) == g)
+        yield members, layout.block_tables(stage, tuple(context.tolist()))
+
+
+def _depths(layout: Layout, codes: np.ndarray, stage: int) -> np.ndarray:
+    depths: np.ndarray = layout.depth_choices[stage][codes[:, layout.depth_column[stage]]]
+    return depths
+
+
+def allowed(layout: Layout, codes: np.ndarray) -> np.ndarray:
+    """Which rows of integer `codes` (N, C) are architectures of the space: (N,) bool."""
+    sizes = np.array([len(column.choices) for column in layout.columns])
+    skeleton = layout.skeleton
+    ok = ((codes[:, skeleton] >= 0) & (codes[:, skeleton] < sizes[skeleton])).all(axis=1)
+    rows = np.flatnonzero(ok)
+    good = codes[rows]
+    fine = np.ones(len(rows), dtype=bool)
+    for table in layout.tables:
+        fine &= table.contains(good[:, list(table.variables)])
+    good, rows = good[fine], rows[fine]
+    ok[:] = False
+    if not layout.block:
+        ok[rows] = True
+        return ok
+    fine = np.ones(len(rows), dtype=bool)
+    for s in range(layout.stages):
+        slots = layout.slots(s)
+        blocks = good[:, slots].reshape(len(good), layout.max_depth[s], len(layout.block))
+        used = np.arange(layout.max_depth[s]) < _depths(layout, good, s)[:, None]
+        limit = sizes[slots][: len(layout.block)]
+        inside = ((blocks >= 0) & (blocks < limit)).all(axis=2)
+        fine &= np.where(used, inside, (blocks == -1).all(axis=2)).all(axis=1)
+        for members, tables in _contexts(layout, good, s):
+            members = members[fine[members]]
+            where, slot = np.nonzero(used[members])
+            chosen = blocks[members[where], slot]
+            for table in tables:
+                bad = ~table.contains(chosen[:, list(table.variables)])
+                fine[members[where[bad]]] = False
+    ok[rows[fine]] = True
+    return ok
+
+
+def sample(layout: Layout, seed: int, n: int) -> np.ndarray:
+    """`n` random rows (n, C); the first rows do not depend on `n`."""
+    if n < 0:
+        raise UserError(f"sample: n must not be negative, got {n}")
+    draws = len(layout.tables) + sum(depth * len(layout.block) for depth in layout.max_depth)
+    # One row of uniforms per architecture, filled row by row: a longer sample starts with the shorter one.
+    uniform = numpy_generator(seed, "space.sample").random((n, draws))
+    codes = np.full((n, len(layout.columns)), -1, dtype=np.int16)
+    for t, table in enumerate(layout.tables):
+        codes[:, list(table.variables)] = table.rows[_pick(uniform[:, t], len(table.rows))]
+    used = len(layout.tables)
+    for s in range(layout.stages):
+        width = layout.max_depth[s] * len(layout.block)
+        block = uniform[:, used : used + width].reshape(n, layout.max_depth[s], len(layout.block))
+        used += width
+        if not layout.block:
+            continue
+        filled = np.full(block.shape, -1, dtype=np.int16)
+        for members, tables in _contexts(layout, codes, s):
+            for t, table in enumerate(tables):
+                picked = table.rows[_pick(block[members, :, t], len(table.rows))]  # (members, slots, variables)
+                for j, variable in enumerate(table.variables):
+                    filled[members, :, variable] = picked[..., j]
+        filled[np.arange(layout.max_depth[s]) >= _depths(layout, codes, s)[:, None]] = -1
+        codes[:, layout.slots(s)] = filled.reshape(n, width)
+    return codes
+
+
+def _pick(uniform: np.ndarray, count: int) -> np.ndarray:
+    return np.minimum((uniform * count).astype(np.int64), count - 1)
+
+
+def nearest(layout: Layout, fraction: float) -> np.ndarray:
+    """The member (C,) nearest to the point at `fraction` (0 smallest, 1 largest) of every list of choices."""
+    codes = np.full(len(layout.columns), -1, dtype=np.int16)
+    for table in layout.tables:
+        codes[list(table.variables)] = _nearest_row(table, fraction)
+    for s in range(layout.stages):
+        tables = layout.block_tables(s, tuple(codes[layout.context[s]].tolist()))
+        block = np.zeros(len(layout.block), dtype=np.int16)
+        for table in tables:
+            block[list(table.variables)] = _nearest_row(table, fraction)
+        depth = int(_depths(layout, codes[None], s)[0])
+        start = layout.block_start[s]
+        codes[start : start + depth * len(block)] = np.tile(block, depth)
+    return codes
+
+
+def _nearest_row(table: Table, fraction: float) -> np.ndarray:
+    goal = np.floor(fraction * (np.array(table.sizes) - 1))
+    row: np.ndarray = table.rows[np.abs(table.rows - goal).sum(axis=1).argmin()]
+    return row
+
+
+def mutate(
+    layout: Layout,
+    parent: np.ndarray,
+    seed: int,
+    network_prob: float = 0.4,
+    stage_prob: float = 0.4,
+    block_prob: float = 0.2,
+    probs: Mapping[str, float] | None = None,
+    unit: Literal["gene", "block"] = "gene",
+) -> np.ndarray:
+    """A mutant (C,) of `parent` that differs from it unless the space holds nothing else within reach.
+
+    Each choice is redrawn with the probability of its scope, or of its dimension in `probs`. With ``unit="gene"`` a
+    block's choices are redrawn one by one (AutoFormer: .4 embed and depth, .2 heads and MLP), with ``unit="block"`` all
+    together (S3: .2 depth and embed, .4 block). A deeper stage gets random blocks at its end, a shallower one is cut.
+    What predicates forbid after that is moved to the nearest allowed choices.
+    """
+    scopes = {"network": network_prob, "stage": stage_prob, "block": block_prob}
+    rates = {c.name: scopes["network" if c.stage is None else "stage"] for c in layout.columns if c.block is None}
+    rates |= {d.name: block_prob for d in layout.block}
+    for name, value in (probs or {}).items():
+        if name not in rates:
+            raise unknown("mutate.probs", name, rates)
+        rates[name] = value
+    for name, value in rates.items():
+        if not 0 <= value <= 1:
+            raise UserError(f"mutate: the probability of {name} must be in [0, 1], got {value}")
+    _check_unit(unit)
+    for attempt in range(_TRIES):
+        child = _mutant(layout, parent, rates, unit, numpy_generator(seed, "space.mutate", attempt))
+        if not np.array_equal(child, parent):
+            return child
+    others = sample(layout, seed, _TRIES)
+    different = np.flatnonzero((others != parent).any(axis=1))
+    return others[different[0]] if len(different) else parent.copy()
+
+
+def _mutant(
+    layout: Layout, parent: np.ndarray, rates: Mapping[str, float], unit: str, rng: np.random.Generator
+) -> np.ndarray:
+    child = parent.copy()
+    for table in layout.tables:
+        columns = list(table.variables)
+        keep = rng.random(len(columns)) >= [rates[layout.columns[c].name] for c in columns]
+        child[columns] = _agreeing(table, parent[None, columns], keep, rng)
+    chance = np.array([rates[d.name] for d in layout.block])
+    for s in range(layout.stages):
+        old, new = (int(_depths(layout, codes[None], s)[0]) for codes in (parent, child))
+        tables = layout.block_tables(s, tuple(child[layout.context[s]].tolist()))
+        slots = child[layout.slots(s)].reshape(layout.max_depth[s], len(layout.block))
+        slots[new:] = -1
+        for slot in range(new):
+            draw = rng.random(len(chance)) if unit == "gene" else rng.random()
+            keep = (draw >= chance) & (slot < old)
+            for table in tables:
+                js = list(table.variables)
+                slots[slot, js] = _agreeing(table, slots[None, slot, js], keep[js], rng)
+        child[layout.slots(s)] = slots.reshape(-1)
+    return child
+
+
+def crossover(
+    layout: Layout, a: np.ndarray, b: np.ndarray, seed: int, unit: Literal["gene", "block"] = "gene"
+) -> np.ndarray:
+    """A child (C,) that takes every choice from one of its parents, also when their depths differ.
+
+    ``unit="gene"``: each choice from either (AutoFormer); ``unit="block"``: a stage's own choices from one parent and
+    whole blocks from one parent (S3). A block that only one parent has comes from that one. Where predicates forbid
+    every mixture, the nearest allowed choices are taken.
+    """
+    _check_unit(unit)
+    rng = numpy_generator(seed, "space.crossover")
+    child = np.full_like(a, -1)
+    pair = np.stack([a, b])
+    donor = rng.integers(0, 2, size=layout.stages)
+    for table in layout.tables:
+        columns = list(table.variables)
+        options = pair[:, columns]
+        if unit == "block":
+            stages = [layout.columns[c].stage for c in columns]
+            picks = [int(rng.integers(0, 2)) if s is None else int(donor[s]) for s in stages]
+            options = options[picks, range(len(columns))][None]
+        child[columns] = _agreeing(table, options, np.ones(len(columns), dtype=bool), rng)
+    for s in range(layout.stages):
+        depth = int(_depths(layout, child[None], s)[0])
+        depths = _depths(layout, pair, s)
+        tables = layout.block_tables(s, tuple(child[layout.context[s]].tolist()))
+        blocks = pair[:, layout.slots(s)].reshape(2, layout.max_depth[s], len(layout.block))
+        slots = np.full(blocks.shape[1:], -1, dtype=a.dtype)
+        for slot in range(depth):
+            donors = np.flatnonzero(depths > slot)
+            if unit == "block":
+                donors = donors[rng.integers(0, len(donors), size=1)]
+            for table in tables:
+                js = list(table.variables)
+                options = blocks[donors[:, None], slot, js]
+                slots[slot, js] = _agreeing(table, options, np.ones(len(js), dtype=bool), rng)
+        child[layout.slots(s)] = slots.reshape(-1)
+    return child
+
+
+def _agreeing(table: Table, options: np.ndarray, keep: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random row among those that agree in most of the kept positions with one of `options` (M, k)."""
+    matches = (table.rows[:, None, :] == options[None]).any(axis=1)[:, keep].sum(axis=1)
+    best = np.flatnonzero(matches == matches.max())
+    row: np.ndarray = table.rows[best[rng.integers(0, len(best))]]
+    return row
+
+
+def _check_unit(unit: str) -> None:
+    if unit not in ("gene", "block"):
+        raise unknown("unit", unit, ("gene", "block"))
