@@ -1,0 +1,7 @@
+"""Strategies that choose architectures; no Lightning here."""
+
+from lightning_tas.search.config import SelectConfig
+from lightning_tas.search.preferred import select_preferred, select_with
+from lightning_tas.search.selection import Candidate, Selection
+
+__all__ = ["Candidate", "SelectConfig", "Selection", "select_preferred", "select_with"]
