@@ -1,0 +1,250 @@
+"""`TASDataModule`: images for a LightningModule, split, augmented, sharded over ranks and resumable."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+
+from lightning_tas.data.augment import Pipeline
+from lightning_tas.data.config import DataConfig, check, size_pair
+from lightning_tas.data.dataset import AugmentedImages
+from lightning_tas.data.loader import CountedLoader
+from lightning_tas.data.registry import Facts, ImageData, find, targets_of
+from lightning_tas.data.sampling import EvalOrder, TrainOrder
+from lightning_tas.data.splits import held_out, stratified
+from lightning_tas.errors import UserError
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Positions (int64, sorted) in the data set's training part: for training, and held out for search."""
+
+    train: np.ndarray
+    search_val: np.ndarray
+
+
+class TASDataModule(pl.LightningDataModule):
+    """Loaders of one data set.
+
+    `train_dataloader` shuffles and augments the training part; `val_dataloader` is the search-validation split, held
+    out of training by (seed); `test_dataloader` is the test set, which no search may see. Batches are (images float32
+    (B, C, H, W), targets int64 (B,)); evaluation fills ranks up with the target -1.
+
+    `num_classes`, `in_chans`, `img_size`, `num_train` and `steps_per_epoch` of a built-in data set are known without
+    its files; `load` opens them (idempotent) and raises UserError when they are missing or do not fit the settings.
+    """
+
+    def __init__(self, config: DataConfig, seed: int = 0) -> None:
+        super().__init__()
+        check(config)
+        self.config, self.seed = config, seed
+        self._entry = find(config.name)
+        self._known: Facts | None = self._entry.facts(config)
+        self._data: ImageData | None = None
+        self._splits: Splits | None = None
+        if self._known is not None:
+            self._check_batch(self.num_train)
+
+    # ---- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> Facts:
+        """Facts of the loaded data, or those known before."""
+        if self._known is None:
+            self.load()
+        assert self._known is not None
+        return self._known
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that the network must tell apart."""
+        return self.config.num_classes or self.facts.num_classes
+
+    @property
+    def in_chans(self) -> int:
+        """Channels of the images that the loaders give."""
+        return self.config.in_chans or self.facts.in_chans
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(H, W) of the images that the loaders give."""
+        return self.facts.img_size if self.config.img_size is None else size_pair(self.config.img_size)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean per channel that images are normalised with."""
+        return self._per_channel("mean", self.config.mean, self.facts.mean)
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation per channel that images are normalised with."""
+        return self._per_channel("std", self.config.std, self.facts.std)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes, in the order of their numbers (opens the data)."""
+        return self.load().class_names
+
+    @property
+    def num_train(self) -> int:
+        """Images that an epoch without repeated augmentation trains on."""
+        if self._splits is not None:
+            return len(self._splits.train)
+        total = self.facts.num_train
+        if self._splits is not None:  # the facts had to be read from the data
+            return len(self._splits.train)
+        assert total is not None
+        total -= held_out(self.config.search_val, total)
+        return total if self.config.train_subset is None else min(total, self.config.train_subset)
+
+    def steps_per_epoch(self, world_size: int = 1) -> int:
+        """Training batches per epoch of each of `world_size` processes."""
+        return len(self._train_order(np.arange(self.num_train), 0, world_size))
+
+    # ---- loading -------------------------------------------------------------------------------------------------
+
+    def load(self) -> ImageData:
+        """Open the data, check them against the settings, and split them."""
+        if self._data is None:
+            data = self._entry.load(self.config)
+            self._check_classes(data)
+            facts = data.facts()
+            if self._known is not None:
+                assert self._known.in_chans == facts.in_chans, (self._known, facts)
+            splits = self._split(data)
+            self._check_batch(len(splits.train))
+            self._data, self._splits, self._known = data, splits, facts
+        return self._data
+
+    def setup(self, stage: str | None = None) -> None:
+        """Lightning's hook, on every process."""
+        self.load()
+
+    def _check_classes(self, data: ImageData) -> None:
+        found = len(data.class_names)
+        wanted = self.config.num_classes
+        if wanted is not None and found > wanted:
+            raise UserError(
+                f"data.num_classes: {wanted} is not valid; data.name={self.config.name} has {found} classes"
+            )
+        if wanted is None and self._known is not None and found != self._known.num_classes:
+            raise UserError(
+                f"data.root: {self.config.name} has {self._known.num_classes} classes, but {self.config.root} holds "
+                f"{found}: use data.name=folder, or set data.num_classes={found}"
+            )
+
+    def _split(self, data: ImageData) -> Splits:
+        targets = targets_of(data.train)
+        everything = np.arange(len(targets))
+        if data.val is not None:
+            held, train = np.zeros(0, dtype=np.int64), everything
+        else:
+            wanted = held_out(self.config.search_val, len(targets))
+            held = stratified(targets, wanted, self.seed, "search-val", leave_one=True)
+            if len(held) < wanted:
+                raise UserError(
+                    f"data.search_val: {self.config.search_val!r} is not valid; of {len(targets)} training images at "
+                    f"most {len(held)} can be held out, because each class needs one to train on"
+                )
+            train = np.setdiff1d(everything, held)
+        subset = self.config.train_subset
+        if subset is not None:
+            if subset > len(train):
+                raise UserError(f"data.train_subset: {subset} is not valid; there are {len(train)} training images")
+            train = train[stratified(targets[train], subset, self.seed, "train-subset")]
+        return Splits(train, held)
+
+    def _check_batch(self, num_train: int) -> None:
+        size = self.config.batch_size
+        if size > num_train:
+            raise UserError(
+                f"data.batch_size: {size} is not valid; only {num_train} images of {self.config.name} are left to train "
+                f"on (data.search_val={self.config.search_val}, data.train_subset={self.config.train_subset})"
+            )
+
+    def _per_channel(self, key: str, given: Any, native: tuple[float, ...]) -> tuple[float, ...]:
+        if given is not None:
+            values = tuple(float(v) for v in ([given] if isinstance(given, (int, float)) else given))
+            if len(values) not in (1, self.in_chans) or (key == "std" and min(values) <= 0):
+                raise UserError(
+                    f"data.{key}: {given!r} is not valid; valid: one number or {self.in_chans}"
+                    + (", above 0" if key == "std" else "")
+                )
+        elif len(native) == self.in_chans:
+            values = native
+        elif {len(native), self.in_chans} == {1, 3}:
+            values = (sum(native) / len(native),)  # grey to colour or back
+        else:
+            raise UserError(f"data.in_chans: {self.in_chans} is not valid; {self.config.name} has {len(native)}")
+        return values * self.in_chans if len(values) == 1 else values
+
+    # ---- loaders -------------------------------------------------------------------------------------------------
+
+    def train_dataloader(self) -> CountedLoader:
+        """Shuffled, augmented batches of this rank."""
+        data = self.load()
+        assert self._splits is not None
+        rank, world_size = self._place()
+        order = self._train_order(self._splits.train, rank, world_size)
+        if len(order) == 0:
+            raise UserError(
+                f"data.batch_size: {self.config.batch_size} is not valid; {world_size} processes share "
+                f"{len(self._splits.train)} training images, {order.samples} each: not one whole batch"
+            )
+        images = AugmentedImages(data.train, self._splits.train, self._pipeline(train=True), self.seed)
+        return self._loader(images, order, position=self._finished_batches if self.trainer is not None else None)
+
+    def val_dataloader(self) -> CountedLoader:
+        """The search-validation split; the test set, with a warning, when nothing is held out."""
+        data = self.load()
+        assert self._splits is not None
+        if data.val is not None:
+            return self._eval_loader(data.val, np.arange(len(data.val)))  # type: ignore[arg-type]
+        if len(self._splits.search_val) == 0:
+            warnings.warn(
+                "data.search_val=0 holds no images out: validation uses the test set, so nothing that is chosen by it "
+                "(a search, early stopping) may be reported on the test set",
+                stacklevel=2,
+            )
+            return self.test_dataloader()
+        return self._eval_loader(data.train, self._splits.search_val)
+
+    def test_dataloader(self) -> CountedLoader:
+        """The test set."""
+        data = self.load()
+        return self._eval_loader(data.test, np.arange(len(data.test)))  # type: ignore[arg-type]
+
+    def _train_order(self, indices: np.ndarray, rank: int, world_size: int) -> TrainOrder:
+        c = self.config
+        return TrainOrder(indices, c.batch_size, self.seed, rank, world_size, c.repeated_aug, c.drop_last)
+
+    def _eval_loader(self, source: Any, indices: np.ndarray) -> CountedLoader:
+        images = AugmentedImages(source, indices, self._pipeline(train=False), self.seed)
+        return self._loader(
+            images, EvalOrder(indices, self.config.eval_batch_size or self.config.batch_size, *self._place())
+        )
+
+    def _loader(self, images: AugmentedImages, order: TrainOrder | EvalOrder, position: Any = None) -> CountedLoader:
+        pin = torch.cuda.is_available() if self.config.pin_memory is None else self.config.pin_memory
+        return CountedLoader(images, order, self.config.num_workers, pin, position)
+
+    def _pipeline(self, train: bool) -> Pipeline:
+        return Pipeline(self.config, self.img_size, self.in_chans, self.mean, self.std, train)
+
+    def _finished_batches(self) -> int:
+        """Batches of the current epoch that the trainer has finished."""
+        assert self.trainer is not None
+        return self.trainer.fit_loop.batch_idx + 1
+
+    def _place(self) -> tuple[int, int]:
+        """(rank, world size) of this process."""
+        if self.trainer is not None:
+            return self.trainer.global_rank, self.trainer.world_size
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1

@@ -1,0 +1,179 @@
+"""Which data sets exist, and how users add theirs.
+
+A data set is a function `(config: DataConfig) -> ImageData`, made known by the decorator `register`, by an entry point
+of the group `lightning_tas.datasets`, or written out as `data.name=package.module:function`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from lightning_tas.data.config import DataConfig
+from lightning_tas.errors import UserError, unknown
+
+GROUP = "lightning_tas.datasets"
+TIMM_PREFIXES = ("torch/", "hfds/", "wds/", "tfds/", "hfids/")
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class ArrayImages(Dataset[tuple[Tensor, int]]):
+    """Images of one size in memory: uint8 (N, C, H, W), and their classes. Feeds the fast augmentation.
+
+    `images`: uint8 array (N, H, W) or (N, H, W, C), or tensor (N, C, H, W). Items are ((C, H, W) uint8, int).
+    """
+
+    def __init__(self, images: np.ndarray | Tensor, targets: Sequence[int] | np.ndarray) -> None:
+        if isinstance(images, np.ndarray):
+            array = images[:, None] if images.ndim == 3 else np.moveaxis(images, 3, 1)
+            images = torch.from_numpy(np.ascontiguousarray(array))
+        if images.dtype != torch.uint8 or images.ndim != 4 or len(images) != len(targets):
+            raise UserError(
+                f"ArrayImages: got {len(targets)} targets and images of shape {tuple(images.shape)}, {images.dtype}; "
+                "valid: as many targets as images, uint8, (N, H, W[, C]) as array or (N, C, H, W) as tensor"
+            )
+        self.images, self.targets = images, np.asarray(targets, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index], int(self.targets[index])
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a data set without opening it (so that a plan needs no data)."""
+
+    num_classes: int
+    img_size: tuple[int, int]
+    in_chans: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_train: int | None = None
+    num_test: int | None = None
+
+
+@dataclass
+class ImageData:
+    """A loaded data set.
+
+    `train`, `test` (and `val`, when the data set brings its own search-validation split) are map-style data sets with
+    items (image, class): a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor (C, H, W). `img_size` (H, W) is the
+    native size, used when `data.img_size` is not set; `mean` and `std` are per channel of pixels in [0, 1].
+    """
+
+    train: Dataset[Any]
+    test: Dataset[Any]
+    class_names: list[str]
+    img_size: tuple[int, int] = (224, 224)
+    in_chans: int = 3
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    val: Dataset[Any] | None = None
+
+    def facts(self) -> Facts:
+        """What `Facts` says of a data set that is not loaded."""
+        size = (int(self.img_size[0]), int(self.img_size[1]))
+        counts = (len(self.train), len(self.test))  # type: ignore[arg-type]
+        return Facts(len(self.class_names), size, self.in_chans, tuple(self.mean), tuple(self.std), *counts)
+
+
+Load = Callable[[DataConfig], ImageData]
+FactsOf = Callable[[DataConfig], Facts | None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered data set: how to load it, and what is known before."""
+
+    name: str
+    load: Load
+    facts: FactsOf
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(name: str, facts: Facts | FactsOf | None = None) -> Callable[[Load], Load]:
+    """Decorator that makes `function(config) -> ImageData` available as `data.name=<name>`."""
+
+    def add(load: Load) -> Load:
+        if name in _ENTRIES and _ENTRIES[name].load is not load:
+            raise UserError(f"data set {name!r} is registered already, by {_ENTRIES[name].load.__module__}")
+        _ENTRIES[name] = Entry(name, load, facts if callable(facts) else _Known(facts))
+        return load
+
+    return add
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Facts that do not depend on the settings (a class, not a closure, so that an Entry pickles)."""
+
+    facts: Facts | None
+
+    def __call__(self, config: DataConfig) -> Facts | None:
+        return self.facts
+
+
+def names() -> list[str]:
+    """Names of all data sets that `data.name` takes, without the prefixes of timm's factory."""
+    return sorted({*_ENTRIES, *(point.name for point in entry_points(group=GROUP))})
+
+
+def find(name: str) -> Entry:
+    """The data set called `name`; UserError with the nearest name when there is none."""
+    if name in _ENTRIES:
+        return _ENTRIES[name]
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            load = point.load()
+            # A function that carries the decorator has registered itself, with its facts, under some name.
+            return next((e for e in _ENTRIES.values() if e.load is load), Entry(name, load, _Known(None)))
+    if ":" in name:
+        return Entry(name, _imported(name), _Known(None))
+    for prefix in TIMM_PREFIXES:
+        if name.startswith(prefix):
+            return _ENTRIES[prefix]
+    valid = [n for n in names() if n not in TIMM_PREFIXES]
+    raise unknown("data.name", name, [*valid, "torch/...", "hfds/...", "wds/...", "package.module:function"])
+
+
+def _imported(name: str) -> Load:
+    module, _, function = name.partition(":")
+    try:
+        load = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"data.name: {name!r} cannot be imported: {error}") from error
+    if not callable(load):
+        raise UserError(f"data.name: {name!r} is not a function (config) -> ImageData")
+    return load  # type: ignore[no-any-return]
+
+
+def targets_of(dataset: Any) -> np.ndarray:
+    """Classes of all samples (int64), without decoding images where the data set keeps a list of them."""
+    if isinstance(dataset, Subset):
+        return targets_of(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([targets_of(part) for part in dataset.datasets])
+    for attribute in ("targets", "_labels", "labels"):
+        values = getattr(dataset, attribute, None)
+        if values is not None and len(values) == len(dataset):
+            return np.asarray(values, dtype=np.int64)
+    reader = getattr(dataset, "reader", None)  # timm.data.ImageDataset
+    for owner in (dataset, reader):
+        samples = getattr(owner, "samples", None)
+        if samples is not None and getattr(owner, "targets", None) is None and len(samples[0]) == 2:
+            return np.asarray([target for _, target in samples], dtype=np.int64)
+    if reader is not None and getattr(reader, "targets", None) is not None:
+        return np.asarray(reader.targets, dtype=np.int64)
+    return np.asarray([int(dataset[i][1]) for i in range(len(dataset))], dtype=np.int64)

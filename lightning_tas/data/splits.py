@@ -1,0 +1,48 @@
+"""Deterministic stratified subsets: the search-validation split and training on part of the images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_tas.randomness import numpy_generator
+
+
+def quotas(counts: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray:
+    """How many of each class to take so that `total` are taken, in proportion to `counts` (largest remainder).
+
+    No class gives more than its cap; what a capped class cannot give, the others do. Takes less than `total` only
+    when the caps together are less.
+    """
+    take = np.zeros(len(counts), dtype=np.int64)
+    total = min(int(total), int(caps.sum()))
+    while (missing := total - int(take.sum())) > 0:
+        open_classes = take < caps
+        weight = np.where(open_classes, counts, 0)
+        share = missing * weight / weight.sum()
+        grant = np.minimum(np.floor(share).astype(np.int64), caps - take)
+        left = missing - int(grant.sum())
+        # Largest remainders first; ties by class number, so that the result is unique.
+        order = np.lexsort((np.arange(len(counts)), -(share - np.floor(share))))
+        for label in [c for c in order if take[c] + grant[c] < caps[c] and open_classes[c]][:left]:
+            grant[label] += 1
+        take += grant
+    return take
+
+
+def stratified(targets: np.ndarray, total: int, seed: int, purpose: str, leave_one: bool = False) -> np.ndarray:
+    """Positions (sorted, int64) of `total` samples, of each class its share, by (seed, purpose).
+
+    `leave_one` never takes the last sample of a class. The choice inside a class does not depend on the others.
+    """
+    labels, counts = np.unique(targets, return_counts=True)
+    take = quotas(counts, total, np.maximum(counts - int(leave_one), 0))
+    chosen = []
+    for label, number in zip(labels, take, strict=True):
+        members = np.flatnonzero(targets == label)
+        chosen.append(numpy_generator(seed, purpose, int(label)).permutation(members)[:number])
+    return np.sort(np.concatenate(chosen)).astype(np.int64) if chosen else np.zeros(0, dtype=np.int64)
+
+
+def held_out(fraction_or_count: float, size: int) -> int:
+    """Number of images that `search_val` asks for: a share below 1, or a count."""
+    return round(fraction_or_count * size) if fraction_or_count < 1 else int(fraction_or_count)
