@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import hashlib
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Counter = int | str
 
@@ -36,4 +40,6 @@ def numpy_generator(seed: int, *counters: Counter) -> np.random.Generator:
 
 def torch_generator(seed: int, *counters: Counter, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator for one stream on `device`, see `derive`."""
+    import torch  # here: spaces, samplers and the command line's --help need streams of NumPy only
+
     return torch.Generator(device=device).manual_seed(derive(seed, *counters))

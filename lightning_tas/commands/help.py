@@ -1,0 +1,96 @@
+"""The text of `--help`: what a command does, the recipes with a line each, every key with its default."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+from lightning_tas.commands import recipes
+from lightning_tas.commands.config import Config
+
+WIDTH = 100
+ABOUT = {
+    "fit": (
+        "Run a recipe: select architectures, train a supernet or a network, measure.",
+        "recipe=NAME [key=value ...]",
+        (
+            "recipe=quickstart",
+            "recipe=prenas_tiny data.root=/data/imagenet trainer.devices=8",
+            "recipe=prenas_tiny plan=true          # sizes, steps, costs and memory; trains nothing",
+            "recipe=prenas_tiny smoke=true         # the whole recipe in seconds on synthetic data",
+            "recipe=./mine.yaml                    # your own, `defaults: [prenas_tiny]` inherits",
+            "config=runs/quickstart/NAME/config.yaml   # repeat a run exactly",
+        ),
+    ),
+    "evaluate": (
+        "Measure networks of a run, or of an official checkpoint, on the test set.",
+        "ckpt=RUN [arch=LABEL|ID|FILE] [key=value ...]",
+        (
+            "ckpt=runs/quickstart/NAME             # every specialised network of the run",
+            "ckpt=runs/quickstart/NAME arch=LABEL  # one of them, by label or id",
+            "ckpt=supernet-tiny.pth source=autoformer arch=autoformer_t recipe=autoformer_tiny data.root=/data/imagenet",
+        ),
+    ),
+    "export": (
+        "Write one network as safetensors with a config.json that timm can build from.",
+        "ckpt=RUN arch=LABEL|ID|FILE [output_dir=FOLDER]",
+        ("ckpt=runs/quickstart/NAME arch=LABEL output_dir=exported",),
+    ),
+}
+
+
+def text(command: str) -> str:
+    """Help of `command`."""
+    about, usage, examples = ABOUT[command]
+    call = f"python -m lightning_tas.{command}"
+    lines = [about, "", f"usage: {call} {usage}", "", "examples:"]
+    lines += [f"  {call} {example}" for example in examples]
+    names = list(recipes.packaged())
+    widest = max(map(len, names), default=0)
+    lines += ["", "recipes:"]
+    for name in names:
+        lines += _hanging(f"  {name.ljust(widest)}  ", recipes.description(name))
+    lines += ["", "keys (key=value; lists as [a,b]; null for nothing):", *_keys(Config(), Config, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(values: Any, section: type, prefix: str) -> list[str]:
+    """The keys of one section, its groups after its own."""
+    comments = _comments(section)
+    own, groups = [], []
+    for item in fields(section):
+        value = getattr(values, item.name)
+        if is_dataclass(value):
+            about = (inspect.getdoc(type(value)) or "").partition("\n")[0]
+            groups += ["", f"{prefix}{item.name}.*: {about}", *_keys(value, type(value), f"{prefix}{item.name}.")]
+        else:
+            own += _hanging(f"  {f'{prefix}{item.name}={_shown(item, value)}'.ljust(38)}  ", comments.get(item.name, ""))
+    return own + groups
+
+
+def _shown(item: Field[Any], value: Any) -> str:
+    assert item.default is not MISSING or item.default_factory is not MISSING
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
+
+
+def _comments(section: type) -> dict[str, str]:
+    """Field name to the comment behind it in the source: one place says what a key means."""
+    found = {}
+    for line in inspect.getsource(section).splitlines():
+        code, mark, comment = line.partition("  # ")
+        name, colon, _ = code.strip().partition(":")
+        if mark and colon and name.isidentifier():
+            found[name] = comment.strip()
+    return found
+
+
+def _hanging(head: str, tail: str) -> list[str]:
+    return textwrap.wrap(
+        head + tail, WIDTH, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False
+    ) or [head]

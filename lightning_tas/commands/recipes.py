@@ -1,0 +1,123 @@
+"""Finding and reading recipes: those of the package by name, a user's by path, with inheritance through `defaults`."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lightning_tas.errors import UserError, unknown
+
+GROUP = "recipe"
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe file as read: `values` without its `defaults`, and the files it inherits from, nearest last.
+
+    `repeated`: the values are those of an earlier run, complete and final.
+    """
+
+    name: str
+    origin: str
+    values: dict[str, Any]
+    parents: tuple[Recipe, ...]
+    repeated: bool = False
+
+    def lineage(self) -> Iterator[Recipe]:
+        """All files that make up the recipe, from the first applied to the last."""
+        for parent in self.parents:
+            yield from parent.lineage()
+        yield self
+
+
+@cache
+def packaged() -> dict[str, Traversable]:
+    """Name to file of every recipe in `lightning_tas.recipes`, sorted."""
+    files = [f for f in importlib.resources.files("lightning_tas.recipes").iterdir() if f.name.endswith(".yaml")]
+    return {f.name.removesuffix(".yaml"): f for f in sorted(files, key=lambda f: f.name)}
+
+
+def description(name: str) -> str:
+    """The first line of a packaged recipe, a comment that says what it does."""
+    return packaged()[name].read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").strip()
+
+
+def is_file(value: str) -> bool:
+    """Whether `recipe=value` means a file and not the name of a packaged recipe."""
+    return value.endswith(_SUFFIXES)
+
+
+def load(value: str, folder: Path | None = None, seen: tuple[str, ...] = ()) -> Recipe:
+    """Read the recipe `value` (a name or a path, relative to `folder`) and what it inherits from.
+
+    Raises:
+        UserError: no such recipe or file, a file that is not YAML or not a mapping, recipes that inherit in a circle.
+    """
+    source: Traversable
+    if is_file(value):
+        source = (folder or Path()) / Path(value).expanduser()
+        if not source.is_file():
+            raise UserError(f"recipe: the file {value!r} does not exist; packaged recipes: {', '.join(packaged())}")
+    elif value in packaged():
+        source = packaged()[value]
+    else:
+        raise unknown("recipe", value, packaged())
+    origin = str(source)
+    if origin in seen:
+        raise UserError(f"recipe: {value!r} inherits from itself through {' -> '.join((*seen, origin))}")
+    values = read(source.read_text(encoding="utf-8"), origin)
+    parents = tuple(
+        load(parent, source.parent if isinstance(source, Path) else None, (*seen, origin))
+        for parent in _parents(values.pop("defaults", []), origin)
+    )
+    return Recipe(Path(source.name).stem, origin, values, parents)
+
+
+def register(recipe: Recipe) -> list[str]:
+    """Put the files of a recipe into Hydra's ConfigStore, group `recipe`; return their names in order of application."""
+    names = []
+    for i, part in enumerate(recipe.lineage()):
+        # Numbered: a user's file may have the name of the recipe that it inherits from.
+        names.append(f"{i:02d}_{part.name}")
+        ConfigStore.instance().store(group=GROUP, name=names[-1], node=part.values, package="_global_")
+    return names
+
+
+def read(text: str, origin: str) -> dict[str, Any]:
+    """The mapping that a recipe or configuration file holds; `origin` names it in messages."""
+    # OmegaConf's reader: 5e-4 is a number (YAML 1.1 says string), and a key given twice is refused.
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(text))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UserError(f"{origin} must be a mapping of keys to values, as `data: {{name: digits}}`")
+    return values
+
+
+def _parents(defaults: Any, origin: str) -> list[str]:
+    """Names and paths in a `defaults` list: `- prenas_tiny`, `- ./base.yaml` or Hydra's `- recipe: prenas_tiny`."""
+    entries = [defaults] if isinstance(defaults, str) else defaults
+    found: list[str] = []
+    if isinstance(entries, list):
+        for entry in entries:
+            if isinstance(entry, dict) and list(entry) in (["recipe"], ["/recipe"]):
+                entry = next(iter(entry.values()))
+            if not isinstance(entry, str):
+                break
+            if entry != "_self_":
+                found.append(entry)
+        else:
+            return found
+    raise UserError(f"{origin}: defaults: {defaults!r} is not valid; give a list of recipes, as `defaults: [prenas_tiny]`")

@@ -1,0 +1,166 @@
+"""Values that have the right type and still cannot be meant: refused before anything is read, built or written."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from lightning_tas.commands.config import Config
+from lightning_tas.errors import UserError, unknown
+
+PHASES = ("select", "supernet", "measure", "retrain")
+LOGGERS = ("csv", "tensorboard", "wandb")
+PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true", "32", "16", "bf16", "64")
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
+STRATEGIES = (
+    "auto",
+    "ddp",
+    "ddp_find_unused_parameters_true",
+    "ddp_find_unused_parameters_false",
+    "ddp_spawn",
+    "deepspeed",
+    "deepspeed_stage_1",
+    "deepspeed_stage_2",
+    "deepspeed_stage_3",
+    "deepspeed_stage_2_offload",
+    "deepspeed_stage_3_offload",
+)
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "source": ("autoformer", "prenas"),
+    "wandb.mode": ("online", "offline", "disabled"),
+    "trainer.accelerator": ACCELERATORS,
+    "trainer.strategy": STRATEGIES,
+    "model.pool": ("avg", "token"),
+    "model.bias_rule": ("regroup", "autoformer"),
+    "select.mode": ("paper", "released"),
+    "select.unit": ("Mparams", "GMACs"),
+    "select.allocation": ("dp", "greedy", "released"),
+    "select.loss": ("logits", "ce"),
+    "select.images": ("gaussian", "data"),
+}
+# Key to the least value; None is always allowed where the type allows it.
+_AT_LEAST: dict[str, float] = {
+    "seed": 0,
+    "trainer.max_epochs": 0,
+    "trainer.max_steps": -1,
+    "trainer.num_nodes": 1,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.gradient_clip_val": 0,
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.log_every_n_steps": 1,
+    "checkpoint.every_n_epochs": 1,
+    "checkpoint.every_n_steps": 1,
+    "checkpoint.keep_last": -1,
+    "model.patch_size": 1,
+    "sampler.middle": 0,
+    "select.low": 0,
+    "select.high": 0,
+    "select.top": 1,
+    "select.batch_size": 1,
+    "select.micro_batch": 1,
+}
+_PROBABILITIES = ("model.drop_rate", "model.attn_drop_rate", "model.drop_path_rate")
+
+
+def validate(config: Config) -> None:
+    """Check everything that a value alone, or two together, can tell. Raises UserError."""
+    from lightning_tas.data.config import check as check_data
+
+    for key, choices in _CHOICES.items():
+        value = get(config, key)
+        if value is not None and value not in choices:
+            raise unknown(key, value, choices)
+    for key, least in _AT_LEAST.items():
+        value = get(config, key)
+        if value is not None and not value >= least:
+            raise UserError(f"{key}: {value!r} is not valid; valid: {least:g} or above")
+    for key in _PROBABILITIES:
+        if not 0 <= get(config, key) < 1:
+            raise UserError(f"{key}: {get(config, key)!r} is not valid; valid: at least 0, below 1")
+    if not config.select.margin > 0:
+        raise UserError(f"select.margin: {config.select.margin!r} is not valid; valid: above 0, in {config.select.unit}")
+    _phases(config)
+    _loggers(config)
+    _trainer(config)
+    _sampler(config.sampler.name)
+    check_data(config.data)
+    config.train.check()
+    _select(config)
+    for key in ("ckpt", "train.from_checkpoint"):
+        value = get(config, key)
+        if value is not None and not Path(value).exists():
+            raise UserError(f"{key}: {value!r} does not exist")
+
+
+def get(config: Config, key: str) -> Any:
+    """The value at a dotted key."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _phases(config: Config) -> None:
+    if not config.phases:
+        raise UserError(f"phases: empty; give some of {', '.join(PHASES)}")
+    for name in config.phases:
+        if name not in PHASES:
+            raise unknown("phases", name, PHASES)
+    repeated = next((name for i, name in enumerate(config.phases) if name in config.phases[:i]), None)
+    if repeated is not None:
+        raise UserError(f"phases: {repeated!r} is listed twice")
+
+
+def _loggers(config: Config) -> None:
+    asked = [config.logger] if isinstance(config.logger, str) else config.logger
+    if asked is None:
+        return
+    if not isinstance(asked, list):
+        raise UserError(f"logger: {asked!r} is not valid; valid: {', '.join(LOGGERS)}, or a list of them")
+    for name in asked:
+        if name not in LOGGERS:
+            raise unknown("logger", name, LOGGERS)
+
+
+def _trainer(config: Config) -> None:
+    trainer = config.trainer
+    if str(trainer.precision) not in PRECISIONS:
+        raise unknown("trainer.precision", trainer.precision, PRECISIONS)
+    for key in ("limit_train_batches", "limit_val_batches"):
+        value = getattr(trainer, key)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= 0) and not (isinstance(value, float) and 0 <= value <= 1):
+            raise UserError(
+                f"trainer.{key}: {value!r} is not valid; valid: a number of batches, or a share from 0.0 to 1.0"
+            )
+    devices = trainer.devices
+    if isinstance(devices, str) and devices.lstrip("-").isdigit():
+        devices = int(devices)
+    indices = isinstance(devices, list) and devices and all(isinstance(i, int) and i >= 0 for i in devices)
+    number = isinstance(devices, int) and not isinstance(devices, bool) and (devices == -1 or devices >= 1)
+    if devices != "auto" and not indices and not number:
+        raise UserError(
+            f"trainer.devices: {trainer.devices!r} is not valid; valid: auto, -1 (all), a number, or a list of indices"
+        )
+
+
+def _sampler(name: str) -> None:
+    from lightning_tas import samplers
+
+    known = {*samplers.names(), *(point.name for point in entry_points(group=samplers.ENTRY_POINTS))}
+    if name not in known:
+        raise unknown("sampler.name", name, sorted(known))
+
+
+def _select(config: Config) -> None:
+    select = config.select
+    if select.low is not None and select.high is not None and select.low > select.high:
+        raise UserError(f"select.low: {select.low!r} is above select.high: {select.high!r}")
+    if select.loss == "ce" and select.images != "data":
+        raise UserError("select.loss: 'ce' needs labels; give select.images=data, or select.loss=logits")
+    if "select" in config.phases and config.sampler.name not in ("preferred", "balanced", "sandwich"):
+        raise UserError(
+            f"sampler.name: {config.sampler.name!r} would not use the selection that `phases` asks for; "
+            f"valid here: balanced, preferred, sandwich; or leave 'select' out of phases"
+        )
