@@ -3,7 +3,7 @@
 A plain ViT is the one-stage case, windowed or pooled networks have several stages. Values live at the scope that they
 belong to: a block's heads in the block, a stage's width in the stage, a network's resolution at the top (`extras`).
 Numbers are canonical (4 and 4.0 are one value), so equality, hash, `id` and JSON agree. `Architecture.from_dict` also
-reads the layouts of the published repositories, by the readers at the end of this file.
+reads the layouts of the published repositories, see `published`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ import hashlib
 import json
 import math
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence
+from typing import Any, NoReturn, Self
 
 from lightning_tas.errors import UserError
 
 Value = int | float | str
+
+# Counts and widths, which must be whole numbers whatever the family.
+WHOLE = frozenset(
+    {"depth", "embed_dim", "hidden_dim", "base_dim", "d_model", "d_embed", "d_inner", "intermediate", "num_heads"}
+    | {"n_head", "window_size", "kernel_size", "width", "resolution", "patch_size", "sr_ratio"}
+)
 
 
 def canonical(value: object, field: str = "value") -> Value:
@@ -62,9 +68,13 @@ class _Frozen:
         """The own value of `key` at this scope, or `default`."""
         return self._values.get(key, default)
 
-    def keys(self) -> Iterable[str]:
+    def keys(self) -> KeysView[str]:
         """Names of the own values, sorted."""
         return self._values.keys()
+
+    def items(self) -> ItemsView[str, Value]:
+        """The own values with their names, sorted by name."""
+        return self._values.items()
 
     def __setattr__(self, key: str, value: object) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is immutable; build a new one")
@@ -75,10 +85,10 @@ class _Frozen:
     def __hash__(self) -> int:
         return self._hash
 
-    def __copy__(self) -> _Frozen:
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: object) -> _Frozen:
+    def __deepcopy__(self, memo: object) -> Self:
         return self
 
 
@@ -232,15 +242,11 @@ class Architecture(_Frozen):
         Layouts, told apart by their keys: AutoFormer, PreNAS and TF-TAS ``layer_num``; Auto-Prox ``hidden_dim``;
         PiT ``base_dim``; S3 ``DEPTHS``. `UserError` names the field that is missing or malformed.
         """
-        if not isinstance(data, Mapping):
-            raise UserError(f"architecture: expected a mapping, got {type(data).__name__}")
-        for key, read in _READERS.items():
-            if key in data:
-                arch = read(data)
-                return cls(family or str(data.get("family", arch.family)), arch.stages, **arch.extras)
-        raise UserError(
-            f"architecture: no known layout has the keys {sorted(map(str, data))}; expected one of {list(_READERS)}"
-        )
+        # The readers build architectures, so they come after this class and cannot be imported above it.
+        from lightning_tas.published import read_architecture
+
+        arch = read_architecture(data)
+        return cls(family or str(data.get("family", arch.family)), arch.stages, **arch.extras)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -276,143 +282,3 @@ def _make_stage(blocks: tuple[Block, ...], values: Mapping[str, object]) -> Stag
 
 def _make_architecture(family: str, stages: tuple[Stage, ...], values: Mapping[str, object]) -> Architecture:
     return Architecture(family, stages, **values)
-
-
-# --- readers of layouts: mapping -> Architecture of the inferred family -----------------------------------------------
-
-
-def _need(data: Mapping[str, Any], key: str) -> Any:
-    if key not in data:
-        raise UserError(f"{key}: missing in the architecture, which has {sorted(map(str, data))}")
-    return data[key]
-
-
-def _number(value: object, field: str) -> int | float:
-    if isinstance(value, (str, bool)) or not isinstance(value, numbers.Real):
-        raise UserError(f"{field}: {value!r} is not a number")
-    number = canonical(value, field)
-    if isinstance(number, str) or number <= 0:
-        raise UserError(f"{field}: {value!r} must be positive")
-    return number
-
-
-def _whole(value: object, field: str) -> int:
-    number = _number(value, field)
-    if not isinstance(number, int):
-        raise UserError(f"{field}: {value!r} must be a whole number")
-    return number
-
-
-def _list(value: object, field: str, length: int, surplus: bool = False) -> list[Any]:
-    """A list of `length` entries; with `surplus`, longer lists are cut (released S3-T lists 8 blocks for depth 6)."""
-    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
-        raise UserError(f"{field}: expected a list of {length} entries, got {value!r}")
-    entries = list(value)
-    if len(entries) < length or (len(entries) > length and not surplus):
-        raise UserError(f"{field}: {len(entries)} entries, but the depth is {length}")
-    return entries[:length]
-
-
-def _one(value: object, field: str, length: int) -> object:
-    """A single value, also given as a list of `length` equal ones (AutoFormer writes embed_dim once per layer)."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return value
-    entries = _list(value, field, length)
-    if any(entry != entries[0] for entry in entries):
-        raise UserError(f"{field}: {entries} must be one value for the whole network")
-    return entries[0]
-
-
-def _vit_blocks(heads: object, ratios: object, depth: int, prefix: str = "") -> list[Block]:
-    return [
-        Block(
-            num_heads=_whole(h, f"{prefix}num_heads[{i}]"),
-            mlp_ratio=_number(r, f"{prefix}mlp_ratio[{i}]"),
-        )
-        for i, (h, r) in enumerate(
-            zip(
-                _list(heads, f"{prefix}num_heads", depth), _list(ratios, f"{prefix}mlp_ratio", depth), strict=True
-            )
-        )
-    ]
-
-
-def _read_own(data: Mapping[str, Any]) -> Architecture:
-    family = _need(data, "family")
-    if not isinstance(family, str):
-        raise UserError(f"family: {family!r} is not a word")
-    stages = []
-    for s, stage in enumerate(_entries(data["stages"], "stages")):
-        blocks = [Block(**block) for block in _entries(_need(stage, "blocks"), f"stages[{s}].blocks")]
-        stages.append(Stage(blocks, **{k: v for k, v in stage.items() if k != "blocks"}))
-    return Architecture(family, stages, **{k: v for k, v in data.items() if k not in ("family", "stages")})
-
-
-def _entries(value: object, field: str) -> list[Mapping[str, Any]]:
-    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
-        raise UserError(f"{field}: expected a list of mappings, got {value!r}")
-    entries = list(value)
-    for i, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
-            raise UserError(f"{field}[{i}]: expected a mapping, got {entry!r}")
-    return entries
-
-
-def _read_autoformer(data: Mapping[str, Any]) -> Architecture:
-    depth = _whole(data["layer_num"], "layer_num")
-    width = _whole(_one(_need(data, "embed_dim"), "embed_dim", depth), "embed_dim")
-    blocks = _vit_blocks(_need(data, "num_heads"), _need(data, "mlp_ratio"), depth)
-    return Architecture("autoformer", [Stage(blocks, embed_dim=width)])
-
-
-def _read_autoprox(data: Mapping[str, Any]) -> Architecture:
-    depth = _whole(_need(data, "depth"), "depth")
-    width = _whole(data["hidden_dim"], "hidden_dim")
-    blocks = _vit_blocks(_need(data, "num_heads"), _need(data, "mlp_ratio"), depth)
-    return Architecture("autoprox_vit", [Stage(blocks, embed_dim=width)])
-
-
-def _read_pit(data: Mapping[str, Any]) -> Architecture:
-    depths = [_whole(d, f"depth[{i}]") for i, d in enumerate(_plain_list(_need(data, "depth"), "depth"))]
-    heads = _list(_need(data, "num_heads"), "num_heads", len(depths))
-    ratio = _number(_one(_need(data, "mlp_ratio"), "mlp_ratio", len(depths)), "mlp_ratio")
-    stages = [
-        Stage([Block()] * d, num_heads=_whole(h, f"num_heads[{i}]"))
-        for i, (d, h) in enumerate(zip(depths, heads, strict=True))
-    ]
-    return Architecture("pit", stages, base_dim=_whole(data["base_dim"], "base_dim"), mlp_ratio=ratio)
-
-
-def _read_s3(data: Mapping[str, Any]) -> Architecture:
-    depths = [_whole(d, f"DEPTHS[{i}]") for i, d in enumerate(_plain_list(data["DEPTHS"], "DEPTHS"))]
-    widths = _list(_need(data, "EMBED_DIM"), "EMBED_DIM", len(depths))
-    keys = {"NUM_HEADS": _whole, "MLP_RATIO": _number, "WINDOW_SIZE": _whole}
-    stages = []
-    for s, depth in enumerate(depths):
-        columns: dict[str, list[int | float]] = {}
-        for key, check in keys.items():
-            field = f"{key}[{s}]"
-            row = _list(_list(_need(data, key), key, len(depths))[s], field, depth, surplus=True)
-            columns[key.lower()] = [check(v, f"{field}[{i}]") for i, v in enumerate(row)]
-        blocks = [Block(**{key: column[i] for key, column in columns.items()}) for i in range(depth)]
-        stages.append(Stage(blocks, embed_dim=_whole(widths[s], f"EMBED_DIM[{s}]")))
-    return Architecture("s3", stages)
-
-
-def _plain_list(value: object, field: str) -> list[Any]:
-    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
-        raise UserError(f"{field}: expected a list with one entry per stage, got {value!r}")
-    entries = list(value)
-    if not entries:
-        raise UserError(f"{field}: no stages")
-    return entries
-
-
-# In this order: a mapping with `stages` is ours whatever else it holds.
-_READERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
-    "stages": _read_own,
-    "layer_num": _read_autoformer,
-    "hidden_dim": _read_autoprox,
-    "base_dim": _read_pit,
-    "DEPTHS": _read_s3,
-}

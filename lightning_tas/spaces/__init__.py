@@ -12,6 +12,9 @@ from lightning_tas.spaces.predicates import Predicate, register_predicate
 from lightning_tas.spaces.registry import register, resolve_space, space_names
 from lightning_tas.spaces.searchspace import SearchSpace
 
+#: The public name of `resolve_space`, as ``tas.space``.
+space = resolve_space
+
 __all__ = [
     "Column",
     "Dimension",
@@ -25,5 +28,6 @@ __all__ = [
     "register",
     "register_predicate",
     "resolve_space",
+    "space",
     "space_names",
 ]

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, cast
 
-from lightning_tas.architecture import Value, canonical
+from lightning_tas.architecture import WHOLE, Value, canonical
 from lightning_tas.errors import UserError, unknown
 
 Scope = Literal["network", "stage", "block"]
 SCOPES: tuple[Scope, ...] = ("network", "stage", "block")
-
-# Counts and widths, which must be whole numbers whatever the family.
-_WHOLE = frozenset(
-    "depth embed_dim hidden_dim base_dim d_model d_embed d_inner intermediate num_heads n_head window_size kernel "
-    "kernel_size width resolution patch_size sr_ratio".split()
-)
 
 
 @dataclass(frozen=True)
@@ -59,10 +54,10 @@ class Dimension:
                 raise UserError(f"{field}: {value!r} is not a number")
             if value < 0 or (value == 0 and not self.zero):
                 raise UserError(f"{field}: choices must be positive, got {value} in {list(values)}")
-            if self.name in _WHOLE and not isinstance(value, int):
+            if self.name in WHOLE and not isinstance(value, int):
                 raise UserError(f"{field}: choices must be whole numbers, got {value} in {list(values)}")
         numeric = cast(tuple[float, ...], values)
-        for low, high in zip(numeric, numeric[1:], strict=False):
+        for low, high in pairwise(numeric):
             if low == high:
                 raise UserError(f"{field}: {low} is listed twice in {list(values)}")
             if low > high:
@@ -105,7 +100,7 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the encoded form: a choice of dimension `name`, in `stage` and block slot `block` if it has them."""
+    """One column of the encoded form: dimension `name` in `stage` and block slot `block`, None where it has none."""
 
     name: str
     stage: int | None
@@ -120,5 +115,4 @@ def _is_list(value: object) -> bool:
 def _entries(value: object, field: str) -> list[object]:
     if not _is_list(value):
         raise UserError(f"{field}: expected a list of choices, got {value!r}")
-    entries = sorted(cast(Any, value)) if isinstance(value, (set, frozenset)) else list(cast(Iterable[object], value))
-    return entries
+    return sorted(cast(Any, value)) if isinstance(value, (set, frozenset)) else list(cast(Iterable[object], value))

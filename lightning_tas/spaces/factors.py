@@ -75,9 +75,7 @@ def solve(
     components: dict[V, list[V]] = {}
     for v in domains:
         components.setdefault(root(v), []).append(v)
-    return [
-        _table(vs, domains, [c for c in constraints if set(c.variables) <= set(vs)]) for vs in components.values()
-    ]
+    return [_table(vs, domains, [c for c in constraints if set(c.variables) <= set(vs)]) for vs in components.values()]
 
 
 def _table(variables: list[V], domains: Mapping[V, Sequence[Any]], constraints: list[Constraint]) -> Table:
@@ -89,12 +87,12 @@ def _table(variables: list[V], domains: Mapping[V, Sequence[Any]], constraints: 
         places = [position[v] for v in constraint.variables]
         due[max(places)].append((constraint.test, places))
     rows: list[tuple[int, ...]] = [()]
-    for i, v in enumerate(variables):
+    values = [domains[v] for v in variables]
+    for i in range(len(variables)):
         if len(rows) * sizes[i] > MAX_ROWS:
             raise UserError(
                 f"space: the predicates tie {', '.join(map(str, variables))} into more than {MAX_ROWS:,} combinations"
             )
-        values = [domains[u] for u in variables]
         rows = [
             row
             for prefix in rows

@@ -25,9 +25,7 @@ class Layout:
     """Columns, offsets and tables. `stages` is the number of stages; see the module's text for the terms."""
 
     def __init__(self, dimensions: Sequence[Dimension], predicates: Sequence[Predicate], stages: int) -> None:
-        self.network, self.stage, self.block = (
-            tuple(d for d in dimensions if d.scope == scope) for scope in SCOPES
-        )
+        self.network, self.stage, self.block = (tuple(d for d in dimensions if d.scope == scope) for scope in SCOPES)
         self.stages = stages
         self.predicates = predicates
         self._scope = {d.name: d.scope for d in dimensions}
@@ -149,9 +147,7 @@ class Layout:
         value = column.choices[unused[0]]
         where = f" in stage {column.stage}" if self.stages > 1 and column.stage is not None else ""
         involved = [p for p in self.predicates if column.name in p.names] or list(self.predicates)
-        ranges = {
-            n: [value] if n == column.name else self._choices(n, column.stage) for p in involved for n in p.names
-        }
+        ranges = {n: [value] if n == column.name else self._choices(n, column.stage) for p in involved for n in p.names}
         raise UserError(
             f"space {name!r}: {column.name}={value}{where} fits no architecture: "
             + "; ".join(p.says(ranges) for p in involved)

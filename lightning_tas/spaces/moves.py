@@ -56,7 +56,8 @@ def allowed(layout: Layout, codes: np.ndarray) -> np.ndarray:
     """Which rows of integer `codes` (N, C) are architectures of the space: (N,) bool."""
     sizes = np.array([len(column.choices) for column in layout.columns])
     skeleton = layout.skeleton
-    ok = ((codes[:, skeleton] >= 0) & (codes[:, skeleton] < sizes[skeleton])).all(axis=1)
+    ok = np.ones(len(codes), dtype=bool)
+    ok &= ((codes[:, skeleton] >= 0) & (codes[:, skeleton] < sizes[skeleton])).all(axis=1)
     rows = np.flatnonzero(ok)
     good = codes[rows]
     fine = np.ones(len(rows), dtype=bool)

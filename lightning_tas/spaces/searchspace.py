@@ -21,6 +21,7 @@ from lightning_tas.errors import UserError, unknown
 from lightning_tas.spaces import moves
 from lightning_tas.spaces.dimension import Column, Dimension
 from lightning_tas.spaces.layout import Layout
+from lightning_tas.spaces.membership import why_not
 from lightning_tas.spaces.predicates import Predicate
 
 
@@ -168,50 +169,7 @@ class SearchSpace:
 
     def why_not(self, arch: Architecture) -> str | None:
         """Why `arch` is outside the space, with the numbers; None for a member."""
-        if arch.family != self.family:
-            return f"family: {arch.family!r} is not {self.family!r}"
-        if len(arch.stages) != self.stages:
-            return f"stages: {len(arch.stages)} instead of {self.stages}"
-        network = {d.name for d in self._layout.network}
-        reason = self._why_not_here(arch, network, None, "")
-        for s, stage in enumerate(arch.stages):
-            at = f"stages[{s}]." if self.stages > 1 else ""
-            if stage.depth not in (depths := self._by_name["depth"].at(s)):
-                reason = reason or f"{at}depth: {stage.depth} is not among {list(depths)}"
-            own = {d.name for d in self._layout.stage} - {"depth"}
-            reason = reason or self._why_not_here(stage, own, s, at)
-            inner = {d.name for d in self._layout.block}
-            for b, block in enumerate(stage.blocks):
-                reason = reason or self._why_not_here(block, inner, s, f"{at}blocks[{b}].")
-        return reason or self._broken(arch)
-
-    def _why_not_here(self, record: Any, names: set[str], stage: int | None, at: str) -> str | None:
-        for name in sorted(names - set(record.keys())):
-            return f"{at}{name}: missing"
-        for name in sorted(set(record.keys()) - names):
-            return f"{at}{name}: not chosen at this place in the space"
-        for name in sorted(names):
-            choices = self._by_name[name].at(stage)
-            if record[name] not in choices:
-                return f"{at}{name}: {record[name]} is not among {list(choices)}"
-        return None
-
-    def _broken(self, arch: Architecture) -> str | None:
-        views = [{**arch.extras, "depth": st.depth, **{k: st[k] for k in st.keys()}} for st in arch.stages]
-        for p in self.predicates:
-            if p.rule.path:
-                points = [{n: tuple(view[n] for view in views) for n in p.names}]
-            else:
-                finest = any(self._by_name[n].scope == "block" for n in p.names)
-                points = [
-                    {**view, **block.to_dict()}
-                    for view, stage in zip(views, arch.stages, strict=True)
-                    for block in (stage.blocks if finest else (Block(),))
-                ]
-            for point in points:
-                if not p.holds(point):
-                    return p.says(point)
-        return None
+        return why_not(self, arch)
 
     # --- the encoded form ---------------------------------------------------------------------------------------------
 
