@@ -1,0 +1,26 @@
+"""Weight-sharing supernets, the stand-alone networks cut from them, and how both meet checkpoints and timm.
+
+`supernet` and `network` are the factories; a family registers its classes with `register_family`.
+"""
+
+from __future__ import annotations
+
+from lightning_tas.supernets.autoformer import ElasticViT
+from lightning_tas.supernets.checkpoints import load_checkpoint_file, load_reference, load_weights
+from lightning_tas.supernets.config import ModelConfig, NetOptions
+from lightning_tas.supernets.registry import Family, network, register_family, supernet
+from lightning_tas.supernets.vision_transformer import VisionTransformer
+
+__all__ = [
+    "ElasticViT",
+    "Family",
+    "ModelConfig",
+    "NetOptions",
+    "VisionTransformer",
+    "load_checkpoint_file",
+    "load_reference",
+    "load_weights",
+    "network",
+    "register_family",
+    "supernet",
+]

@@ -1,0 +1,160 @@
+"""Weights from files and from other sizes: official checkpoints, resampled positions and tables, a new head.
+
+Loading is strict: what cannot be placed or is missing is a `UserError` that lists the names. Only two differences are
+bridged, because they have a meaning: another patch grid (positions and relative tables are resampled) and another
+number of classes (the head starts afresh, with one warning).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.supernets.elastic import init_transformer
+
+# Names in the released AutoFormer and PreNAS networks, as regular expressions, and ours.
+REFERENCE_NAMES = [
+    (r"^patch_embed_super\.", "patch_embed."),
+    (r"\.attn_layer_norm\.", ".norm1."),
+    (r"\.ffn_layer_norm\.", ".norm2."),
+    (r"\.(fc[12])\.", r".mlp.\1."),
+    (r"\.rel_pos_embed_([kv])\.embeddings_table_v$", r".rel_pos_\1.vertical"),
+    (r"\.rel_pos_embed_([kv])\.embeddings_table_h$", r".rel_pos_\1.horizontal"),
+]
+# AutoFormer cuts the qkv bias without regrouping it, PreNAS with: the weights were trained for their own rule.
+BIAS_RULE_OF_SOURCE = {"autoformer": "autoformer", "prenas": "regroup"}
+
+
+def load_checkpoint_file(path: str | Path) -> dict[str, Any]:
+    """The content of a ``.pth`` or ``.safetensors`` file, on the CPU, without running code from it.
+
+    Official checkpoints hold their command line as an `argparse.Namespace`; exactly that class is allowed besides
+    tensors and plain values. `UserError` when the file is missing or holds anything else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"checkpoint: no file {str(path)!r}")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # torch.load raises many kinds; to the user they are one: not a file of weights.
+        raise UserError(f"checkpoint: {str(path)!r} is not a file of weights: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, Mapping):
+        raise UserError(f"checkpoint: {str(path)!r} holds a {type(content).__name__}, not a mapping")
+    return dict(content)
+
+
+def weights_of(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state dict inside a checkpoint: itself, or under the usual names; a ``module.`` prefix is removed."""
+    for key in ("model", "state_dict"):
+        if isinstance(content.get(key), Mapping):
+            content = content[key]
+    odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if odd or not content:
+        raise UserError(f"checkpoint: not a state dict; these entries are no tensors: {odd[:5] or '(it is empty)'}")
+    return {str(name).removeprefix("module."): value for name, value in content.items()}
+
+
+def load_reference(net: Any, state_dict: Mapping[str, Any], source: str) -> None:
+    """Load a released supernet's weights into `net` (an `ElasticViT`) and adopt its bias rule."""
+    if source not in BIAS_RULE_OF_SOURCE:
+        raise unknown("source", source, BIAS_RULE_OF_SOURCE)
+    renamed = {}
+    for name, value in weights_of(state_dict).items():
+        for pattern, ours in REFERENCE_NAMES:
+            name = re.sub(pattern, ours, name)
+        renamed[name] = value
+    load_weights(net, renamed)
+    net.bias_rule = BIAS_RULE_OF_SOURCE[source]
+
+
+def load_weights(net: nn.Module, state_dict: Mapping[str, Any], grid_size: tuple[int, int] | None = None) -> None:
+    """Load our own or renamed weights into a supernet or a stand-alone network, bridging grid and class count.
+
+    `grid_size` is the checkpoint's (rows, columns) of patches, needed only where it cannot be read from the weights: a
+    grid that is not square without relative position. `net` is unchanged when a `UserError` is raised.
+    """
+    own = net.state_dict()
+    state = adapt_weights(weights_of(state_dict), net, grid_size)
+    fresh_head = "head.weight" in own and _classes(state) != _classes(own)
+    checked = {k: v for k, v in state.items() if not (fresh_head and k.startswith("head."))}
+    missing = [k for k in own if k not in checked and not (fresh_head and k.startswith("head."))]
+    unexpected = [k for k in checked if k not in own]
+    shapes = [
+        f"{k} {tuple(v.shape)} for {tuple(own[k].shape)}"
+        for k, v in checked.items()
+        if k in own and v.shape != own[k].shape
+    ]
+    if missing or unexpected or shapes:
+        parts = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+        lines = [f"{what} ({len(names)}): {', '.join(names[:8])}" for what, names in parts.items() if names]
+        raise UserError("checkpoint does not fit the network: " + "; ".join(lines))
+    if fresh_head:
+        warnings.warn(
+            f"the checkpoint has {_classes(state)} classes and the network {_classes(own)}: the head starts afresh",
+            stacklevel=3,
+        )
+        init_transformer(net.get_submodule("head"))
+    net.load_state_dict(checked, strict=False)
+
+
+def adapt_weights(state: Mapping[str, Tensor], net: Any, grid_size: tuple[int, int] | None = None) -> dict[str, Tensor]:
+    """`state` with positions and relative tables resampled to ``net.grid_size`` where they differ, else as given."""
+    source, target = grid_size or _grid_of(state), net.grid_size
+    adapted = dict(state)
+    if source is None or source == target:
+        return adapted
+    for name, value in state.items():
+        if name == "pos_embed":
+            adapted[name] = resample_abs_pos_embed(value, list(target), list(source), num_prefix_tokens=1)
+        elif name.endswith((".vertical", ".horizontal")):
+            axis = 0 if name.endswith(".vertical") else 1
+            adapted[name] = resample_table(value, source[axis], target[axis])
+    return adapted
+
+
+def resample_table(table: Tensor, old_side: int, new_side: int) -> Tensor:
+    """A relative table (2 old + 2, 64) for a grid of another side, (2 new + 2, 64).
+
+    An offset of o new patches spans o * old / new old ones (the image is the same), so rows are interpolated linearly
+    there. Offsets of a whole side or more never occur, hence are never trained: sampling stops at the last trained row.
+    Row 0 (class token) is kept.
+    """
+    if old_side == new_side:
+        return table
+    at = torch.arange(-new_side, new_side + 1, dtype=torch.float64) * old_side / new_side
+    at = at.clamp(-(old_side - 1), old_side - 1).to(table.device) + old_side + 1
+    low = at.floor().long()
+    weight = (at - low).to(table.dtype)[:, None]
+    rows = torch.lerp(table[low], table[(low + 1).clamp(max=len(table) - 1)], weight)
+    return torch.cat([table[:1], rows])
+
+
+def _classes(state: Mapping[str, Tensor]) -> int:
+    return len(state["head.weight"]) if "head.weight" in state else 0
+
+
+def _grid_of(state: Mapping[str, Tensor]) -> tuple[int, int] | None:
+    """Patch grid of a checkpoint: from its relative tables, else the square of its positions, else None."""
+    rows = [next((len(v) for k, v in state.items() if k.endswith(end)), None) for end in (".vertical", ".horizontal")]
+    if rows[0] is not None and rows[1] is not None:
+        return (rows[0] - 2) // 2, (rows[1] - 2) // 2
+    if "pos_embed" not in state:
+        return None
+    side = math.isqrt(state["pos_embed"].shape[1] - 1)
+    return (side, side) if side * side == state["pos_embed"].shape[1] - 1 else None
