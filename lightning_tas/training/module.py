@@ -1,0 +1,238 @@
+"""What training a supernet and training one network have in common, as a LightningModule.
+
+One optimiser step: mix the batch, run the step's architectures on it, one backward of the mean of their losses
+(automatic optimisation). Randomness is a function of counters: `on_train_batch_start` seeds torch (all devices) from
+(seed, epoch, batch, rank), so dropout and drop path repeat after a resume; mixing has a seed of its own from the same
+counters. The global torch state is not put back: during `fit` it belongs to training, and every batch sets it anew.
+Nothing in the training step makes the host wait for the device: what is logged stays a tensor.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning.utilities import rank_zero_warn
+from timm.data.mixup import Mixup
+from torch import Tensor, nn
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError
+from lightning_tas.evaluator import Meter, compute_all
+from lightning_tas.randomness import derive
+from lightning_tas.training.checkpoint import KEY, VERSION
+from lightning_tas.training.config import TrainConfig
+from lightning_tas.training.ema import ema_callbacks
+from lightning_tas.training.mixing import Mixing
+from lightning_tas.training.optim import build_optimiser
+from lightning_tas.training.schedule import attach, plan
+
+Batch = tuple[Tensor, Tensor]
+
+
+class ClassifierModule(LightningModule):
+    """Trains `net` to classify; subclasses say which architectures a step trains and which ones are reported.
+
+    Args:
+        net: called ``net(images, arch)``, or ``net(images)`` for the architecture None; has `num_classes`.
+        train: the recipe.
+        global_batch: images per update over all processes and accumulated batches; scales the learning rate.
+        seed: of everything random in training.
+        class_names: kept in checkpoints for whoever uses the network.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self, net: nn.Module, train: TrainConfig, global_batch: int, seed: int, class_names: Sequence[str] | None = None
+    ) -> None:
+        super().__init__()
+        train.check()
+        if global_batch < 1:
+            raise UserError(f"data.batch_size: the global batch is {global_batch}, it must be at least 1")
+        self.net = net
+        self.train_config = train
+        self.global_batch = global_batch
+        self.seed = seed
+        self.class_names = list(class_names) if class_names is not None else None
+        self.num_classes = int(net.num_classes)  # type: ignore[arg-type]
+        self.mixing = _build_mixing(train, self.num_classes)
+        self._meters: dict[str, Meter] = {}
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate after warm-up, scaled linearly to the global batch where `train.lr_batch` is given."""
+        train = self.train_config
+        return train.lr if train.lr_batch is None else train.lr * self.global_batch / train.lr_batch
+
+    @abstractmethod
+    def architectures(self, step: int) -> Sequence[Architecture | None]:
+        """What optimiser step `step` trains; None stands for a network that takes no architecture."""
+
+    @abstractmethod
+    def reported(self) -> Mapping[str, Architecture | None]:
+        """What validation measures, by fixed label; the label "" leaves metric names without one."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What rebuilds the network from a checkpoint, as primitives."""
+
+    def callbacks(self) -> list[Callback]:
+        """The Lightning callbacks that the recipe needs: weight averaging, where it is on."""
+        return ema_callbacks(self.train_config)
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def forward(self, images: Tensor, arch: Architecture | None = None) -> Tensor:
+        """Logits (B, classes) of images (B, C, H, W)."""
+        logits: Tensor = self.net(images) if arch is None else self.net(images, arch)
+        return logits
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # The batch index, not the global step: that one repeats across accumulated batches.
+        torch.manual_seed(derive(self.seed, "train", self.current_epoch, batch_idx, self.global_rank))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        images, targets = batch
+        if self.mixing is not None:
+            seed = derive(self.seed, "mixing", self.current_epoch, batch_idx, self.global_rank)
+            images, targets = self.mixing(images, targets, seed)
+        archs = self.architectures(self.global_step)
+        total = torch.stack([self.criterion(self(images, arch), targets) for arch in archs]).sum()
+        loss = total / len(archs)
+        self._log_step(loss, archs)
+        return loss
+
+    def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in float32: soft targets (B, classes) as they are, class indices (B,) smoothed."""
+        smoothing = self.train_config.label_smoothing if targets.ndim == 1 else 0.0
+        return F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+
+    def _log_step(self, loss: Tensor, archs: Sequence[Architecture | None]) -> None:
+        self.log("train/loss", loss.detach(), on_step=True, on_epoch=False)
+        # Host-side numbers are logged as CPU tensors: Lightning would copy plain floats to the device, and wait.
+        self.log("train/lr", torch.tensor(self._current_lr(), dtype=torch.float64), on_step=True, on_epoch=False)
+        size = self.mean_params(archs)
+        if size is not None:
+            self.log("train/params", torch.tensor(size, dtype=torch.float64), on_step=True, on_epoch=False)
+
+    def _current_lr(self) -> float:
+        return float(self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    def mean_params(self, archs: Sequence[Architecture | None]) -> float | None:
+        """Mean number of parameters of the architectures of a step, None when there is nothing to tell."""
+        return None
+
+    def configure_optimizers(self) -> Any:
+        optimiser = build_optimiser(self.net, self.train_config, self.peak_lr)
+        steps_per_epoch, total_steps = self._length()
+        curve = plan(self.train_config, self.peak_lr, total_steps, steps_per_epoch)
+        interval = "step" if curve.per_step else "epoch"
+        return {
+            "optimizer": optimiser,
+            "lr_scheduler": {"scheduler": attach(optimiser, curve), "interval": interval, "name": "lr"},
+        }
+
+    def _length(self) -> tuple[int, int]:
+        """Updates per epoch and in all."""
+        total = self.trainer.estimated_stepping_batches  # also loads the training data where that has not happened
+        batches = self.trainer.num_training_batches
+        if batches == float("inf"):
+            raise UserError("the training data has no length: give trainer.limit_train_batches=<batches per epoch>")
+        if total == float("inf") or total < 1:
+            raise UserError("training has no end: give trainer.max_epochs or trainer.max_steps")
+        steps = -(-int(batches) // self.trainer.accumulate_grad_batches)
+        return steps, int(total)
+
+    # --- validation -------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        self._meters = {label: Meter() for label in self.reported()}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._measure(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_measured("val")
+
+    def on_test_epoch_start(self) -> None:
+        self._meters = {label: Meter() for label in self.reported()}
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._measure(batch)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_measured("test")
+
+    def _measure(self, batch: Batch) -> None:
+        images, targets = batch
+        for label, arch in self.reported().items():
+            self._meters[label].update(self(images, arch), targets)
+
+    def _log_measured(self, split: str) -> None:
+        labels = list(self._meters)
+        for label, accuracy in zip(labels, compute_all(list(self._meters.values())), strict=True):
+            prefix = f"{split}/{label}" if label else split
+            for name in ("top1", "top5", "loss"):
+                value = torch.tensor(getattr(accuracy, name), dtype=torch.float64)
+                # Every rank has the same sums already; "max" of equal values keeps them, and Lightning content.
+                self.log(f"{prefix}/{name}", value.to(self.device, torch.float32), reduce_fx="max", sync_dist=True)
+        self._meters = {}
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # Callbacks come first: by now an averaging one has moved the live weights aside.
+        averaged = "current_model_state" in checkpoint
+        checkpoint[KEY] = {
+            "version": VERSION,
+            "kind": self.kind,
+            "weights": "ema" if averaged else "live",
+            "train": {**asdict(self.train_config), "betas": list(self.train_config.betas)},
+            "global_batch": self.global_batch,
+            "seed": self.seed,
+            "class_names": self.class_names,
+            "max_epochs": self.trainer.max_epochs,
+            "max_steps": self.trainer.max_steps,
+            **self.describe(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint.get(KEY)
+        if saved is None:
+            raise UserError("resume: this checkpoint was not written by lightning_tas training")
+        if saved["kind"] != self.kind:
+            raise UserError(f"resume: the checkpoint is of kind {saved['kind']!r}, this phase trains a {self.kind!r}")
+        self.check_resume(saved)
+        if self._trainer is None:
+            return
+        for key in ("max_epochs", "max_steps"):
+            now = getattr(self.trainer, key)
+            if saved[key] != now:
+                rank_zero_warn(
+                    f"trainer.{key} was {saved[key]} and is {now} on resume: the learning rate goes on along the old "
+                    "schedule, which ends where it was to end"
+                )
+
+    def check_resume(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint whose network is another one (subclasses; raises UserError)."""
+
+
+def _build_mixing(train: TrainConfig, num_classes: int) -> Mixing | None:
+    if train.mixup == 0 and train.cutmix == 0:
+        return None
+    draws = Mixup(
+        mixup_alpha=train.mixup,
+        cutmix_alpha=train.cutmix,
+        prob=train.mixup_prob,
+        switch_prob=train.mixup_switch_prob,
+        mode=train.mixup_mode,
+        label_smoothing=train.label_smoothing,
+        num_classes=num_classes,
+    )
+    return Mixing(draws)

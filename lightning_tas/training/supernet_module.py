@@ -1,0 +1,164 @@
+"""Training a weight-sharing supernet: each step trains the architectures that a sampler gives for it.
+
+The loss of a step is the mean over its architectures, with one backward of their sum (right under DDP and ZeRO, and
+what PreNAS's "loss divided by the number of nets" and S3's sandwich ask for). Blocks that no architecture of a step
+uses get no gradient, and AdamW leaves them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.costs import cost
+from lightning_tas.errors import UserError
+from lightning_tas.samplers import Sampler, SamplerConfig, build_sampler
+from lightning_tas.search import Candidate
+from lightning_tas.spaces import SearchSpace
+from lightning_tas.supernets import ElasticViT
+from lightning_tas.training.checkpoint import initialise
+from lightning_tas.training.config import TrainConfig
+from lightning_tas.training.module import ClassifierModule
+
+_MEMORY = 4096
+"""Sizes of so many architectures are remembered: lists of candidates are short, draws from a space do not repeat."""
+
+
+class SupernetModule(ClassifierModule):
+    """Trains an elastic network on the architectures of `sampler`.
+
+    Args:
+        net: the supernet; ``net.space`` and ``net.options`` go into checkpoints.
+        sampler: the architectures of a step; None: built from `sampler_config` when first needed.
+        train, global_batch, seed, class_names: see `ClassifierModule`.
+        report: what validation measures, label to architecture; the default is the space's smallest, middle and
+            largest, or all candidates.
+        sampler_config: settings of the sampler where none is given; it draws from the candidates if
+            `set_candidates` has brought some, else from the space.
+
+    Logs ``train/loss``, ``train/lr``, ``train/params`` and ``val/<label>/{top1,top5,loss}``.
+    """
+
+    kind = "supernet"
+    net: ElasticViT
+
+    def __init__(
+        self,
+        net: ElasticViT,
+        sampler: Sampler | None,
+        train: TrainConfig,
+        global_batch: int,
+        seed: int = 0,
+        report: Mapping[str, Architecture] | None = None,
+        class_names: Sequence[str] | None = None,
+        sampler_config: SamplerConfig | None = None,
+    ) -> None:
+        super().__init__(net, train, global_batch, seed, class_names)
+        self.candidates: list[Candidate] = []
+        self._given = sampler
+        self._built: Sampler | None = None
+        self._sampler_config = sampler_config if sampler_config is not None else SamplerConfig()
+        self._report = dict(report) if report is not None else None
+        self._sizes: dict[Architecture, int] = {}
+        if train.from_checkpoint is not None:
+            initialise(net, train.from_checkpoint)
+
+    @property
+    def space(self) -> SearchSpace:
+        """The space of the supernet."""
+        return self.net.space
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler in use: the one given, or the one that the settings and the candidates say."""
+        if self._given is not None:
+            return self._given
+        if self._built is None:
+            archs = [candidate.arch for candidate in self.candidates] or None
+            self._built = build_sampler(self._sampler_config, self.space, archs, self.seed)
+        return self._built
+
+    def set_candidates(self, candidates: Sequence[Candidate]) -> None:
+        """Train and report these networks from now on; call it before training (a callback's `setup` hook).
+
+        A sampler given to the constructor stays; one that follows from settings is built from the candidates.
+
+        Raises:
+            UserError: there are none, or the supernet cannot hold one of them.
+        """
+        if not candidates:
+            raise UserError("the selection gave no candidates to train")
+        for candidate in candidates:
+            self.net.check(candidate.arch)
+        self.candidates = list(candidates)
+        self._built = None
+        self._report = candidate_labels(candidates)
+
+    def architectures(self, step: int) -> list[Architecture]:
+        return self.sampler(step)
+
+    def reported(self) -> Mapping[str, Architecture]:
+        if self._report is None:
+            self._report = space_labels(self.net)
+        return self._report
+
+    def mean_params(self, archs: Sequence[Architecture | None]) -> float:
+        return sum(self._size(cast(Architecture, arch)) for arch in archs) / len(archs)
+
+    def _size(self, arch: Architecture) -> int:
+        if arch not in self._sizes:
+            if len(self._sizes) >= _MEMORY:
+                self._sizes.clear()
+            self._sizes[arch] = cost(arch, self.net).params
+        return self._sizes[arch]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "space": self.space.to_dict(),
+            "model": dict(self.net.options),
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "report": {label: arch.to_dict() for label, arch in self.reported().items()},
+        }
+
+    def check_resume(self, saved: Mapping[str, Any]) -> None:
+        if SearchSpace.from_dict(saved["space"]) != self.space:
+            raise UserError(f"resume: the checkpoint's supernet is of another space than {self.space.name!r}")
+        for key, value in self.net.options.items():
+            if saved["model"].get(key) != value:
+                raise UserError(f"resume: model.{key} is {value!r}, but {saved['model'].get(key)!r} in the checkpoint")
+        before = [entry["arch"] for entry in saved["candidates"]]
+        if before != [candidate.arch.to_dict() for candidate in self.candidates]:
+            raise UserError("resume: the checkpoint was trained on other candidates than the selection gives now")
+
+
+def candidate_labels(candidates: Sequence[Candidate]) -> dict[str, Architecture]:
+    """Fixed names of selected networks: their parameters to three digits, with a number where names meet."""
+    labels: dict[str, Architecture] = {}
+    for candidate in candidates:
+        name = label = _short(candidate.params)
+        repeat = 2
+        while label in labels:
+            label, repeat = f"{name}-{repeat}", repeat + 1
+        labels[label] = candidate.arch
+    return labels
+
+
+def _short(params: int) -> str:
+    """5212345 -> "5.21M", 26150 -> "26.2k"; always in plain digits, as part of a metric's name."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if params >= 0.9995 * size:
+            value = params / size
+            digits = max(0, 2 - max(0, len(str(int(value))) - 1))
+            return f"{value:.{digits}f}{unit}"
+    return str(params)
+
+
+def space_labels(net: ElasticViT) -> dict[str, Architecture]:
+    """The smallest, a middle and the largest network of a supernet's space.
+
+    The middle one is the median in parameters among 65 of the space drawn with a fixed seed, so that it is a member
+    and the same in every run.
+    """
+    drawn = sorted(net.space.sample(seed=0, n=65), key=lambda arch: (cost(arch, net).params, arch.id))
+    return {"smallest": net.space.smallest(), "middle": drawn[32], "largest": net.space.largest()}
