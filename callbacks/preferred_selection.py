@@ -42,7 +42,7 @@ class PreferredSelection(Callback):
         batch: returns (images (B, C, H, W), targets (B,)) for `select.images="data"`; default: the first training
             images of the data module without augmentation.
 
-    The module must offer `net` (the supernet) and `set_candidates(candidates, unit)`.
+    The module must offer `net` (the supernet) and `set_candidates(candidates)`.
     """
 
     def __init__(

@@ -71,9 +71,7 @@ def select(context: Context) -> Outputs:
         selection = make_selection(net, config.select, config.seed, context.data.selection_batch)
         record = selection.to_dict()
         write_json(path, record)
-        labels = [candidate.label for candidate in selection.candidates]
-        archs = [candidate.arch for candidate in selection.candidates]
-        save_figure(allocation_per_layer(labels, archs), context.folder.path / "allocation.png")
+        save_figure(allocation_per_layer(selection.labels, selection.archs), context.folder.path / "allocation.png")
         say(selection_table(selection))
     return {"selection": path.name}
 
@@ -81,8 +79,8 @@ def select(context: Context) -> Outputs:
 def selection_table(selection: Selection) -> str:
     """The preferred architectures as text, with the bins that stayed empty."""
     rows = [
-        [c.label, c.arch.depth, c.arch.embed_dim, f"{c.params / 1e6:.3f}", f"{c.macs / 1e9:.4f}", f"{c.score:.6g}"]
-        for c in selection.candidates
+        [label, c.arch.depth, c.arch.embed_dim, f"{c.params / 1e6:.3f}", f"{c.macs / 1e9:.4f}", f"{c.score:.6g}"]
+        for label, c in zip(selection.labels, selection.candidates, strict=True)
     ]
     table = text_table(["network", "depth", "embed_dim", "params [M]", "MACs [G]", "score"], rows)
     empty = ", ".join(f"{edge:g}" for edge in selection.empty_bins)
@@ -195,8 +193,8 @@ def _measured_architectures(
     """Label to architecture, and label to (score, bin): every candidate, else smallest, middle, largest."""
     if context.folder.selection.exists():
         selection = Selection.from_dict(read_json(context.folder.selection))
-        archs = {c.label: c.arch for c in selection.candidates}
-        return archs, {c.label: (c.score, c.bin) for c in selection.candidates}
+        named = dict(zip(selection.labels, selection.candidates, strict=True))
+        return {k: c.arch for k, c in named.items()}, {k: (c.score, c.bin) for k, c in named.items()}
     return dict(loaded.report), {}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 
 from lightning_tas.data.augment import Pipeline
 from lightning_tas.data.config import DataConfig, check, size_pair
@@ -197,7 +198,7 @@ class TASDataModule(pl.LightningDataModule):
                 f"{len(self._splits.train)} training images, {order.samples} each: not one whole batch"
             )
         images = AugmentedImages(data.train, self._splits.train, self._pipeline(train=True), self.seed)
-        return self._loader(images, order, position=self._finished_batches if self.trainer is not None else None)
+        return self._loader(images, order, position=self._progress if self.trainer is not None else None)
 
     def val_dataloader(self) -> CountedLoader:
         """The search-validation split; the test set, with a warning, when nothing is held out."""
@@ -219,6 +220,22 @@ class TASDataModule(pl.LightningDataModule):
         data = self.load()
         return self._eval_loader(data.test, np.arange(len(data.test)))  # type: ignore[arg-type]
 
+    def selection_batch(self, number: int) -> tuple[Tensor, Tensor]:
+        """`number` images (B, C, H, W) of the training part, evenly spread, without augmentation, and their targets.
+
+        For selectors and proxies that want real data. Never held-out or test images.
+        """
+        data = self.load()
+        assert self._splits is not None
+        train = self._splits.train
+        if not 1 <= number <= len(train):
+            raise UserError(f"select.batch_size: {number} is not valid; valid: 1 to {len(train)} training images")
+        chosen = train[np.linspace(0, len(train) - 1, number).round().astype(np.int64)]
+        images = AugmentedImages(data.train, chosen, self._pipeline(train=False), self.seed)
+        loader = CountedLoader(images, EvalOrder(chosen, number, 0, 1), 0, False, None)
+        batch: tuple[Tensor, Tensor] = next(iter(loader))
+        return batch
+
     def _train_order(self, indices: np.ndarray, rank: int, world_size: int) -> TrainOrder:
         c = self.config
         return TrainOrder(indices, c.batch_size, self.seed, rank, world_size, c.repeated_aug, c.drop_last)
@@ -236,10 +253,10 @@ class TASDataModule(pl.LightningDataModule):
     def _pipeline(self, train: bool) -> Pipeline:
         return Pipeline(self.config, self.img_size, self.in_chans, self.mean, self.std, train)
 
-    def _finished_batches(self) -> int:
-        """Batches of the current epoch that the trainer has finished."""
+    def _progress(self) -> tuple[int, int]:
+        """(current epoch, batches of it that the trainer has finished)."""
         assert self.trainer is not None
-        return self.trainer.fit_loop.batch_idx + 1
+        return self.trainer.current_epoch, self.trainer.fit_loop.batch_idx + 1
 
     def _place(self) -> tuple[int, int]:
         """(rank, world size) of this process."""

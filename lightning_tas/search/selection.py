@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ class Candidate:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Candidate:
         """Read `to_dict`'s form."""
-        return cls(**{**data, "arch": Architecture.from_dict(data["arch"])})
+        own = {key: data[key] for key in ("score", "params", "macs", "bin")}
+        return cls(arch=Architecture.from_dict(data["arch"]), **own)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Selection:
     def archs(self) -> tuple[Architecture, ...]:
         """The architectures, in the order of the candidates."""
         return tuple(c.arch for c in self.candidates)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of every candidate in metrics, tables and pictures, in their order."""
+        return tuple(candidate_labels(self.candidates))
 
     @property
     def mode(self) -> str:
@@ -79,7 +85,9 @@ class Selection:
         """JSON-able form, the content of ``selection.json``; only ``timing`` differs between identical runs."""
         return {
             "settings": self.settings,
-            "candidates": [c.to_dict() for c in self.candidates],
+            "candidates": [
+                {"label": label, **c.to_dict()} for label, c in zip(self.labels, self.candidates, strict=True)
+            ],
             "empty_bins": list(self.empty_bins),
             "examined": self.examined,
             "timing": self.seconds,
@@ -95,3 +103,25 @@ class Selection:
             int(data["examined"]),
             dict(data.get("timing", {})),
         )
+
+
+def candidate_labels(candidates: Sequence[Candidate]) -> dict[str, Architecture]:
+    """Fixed names of selected networks: their parameters to three digits, with a number where names meet."""
+    labels: dict[str, Architecture] = {}
+    for candidate in candidates:
+        name = label = _short(candidate.params)
+        repeat = 2
+        while label in labels:
+            label, repeat = f"{name}-{repeat}", repeat + 1
+        labels[label] = candidate.arch
+    return labels
+
+
+def _short(params: int) -> str:
+    """5212345 -> "5.21M", 26150 -> "26.2k"; always in plain digits, as part of a metric's name."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if params >= 0.9995 * size:
+            value = params / size
+            digits = max(0, 2 - max(0, len(str(int(value))) - 1))
+            return f"{value:.{digits}f}{unit}"
+    return str(params)

@@ -14,7 +14,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
 from lightning_tas.samplers import Sampler, SamplerConfig, build_sampler
-from lightning_tas.search import Candidate
+from lightning_tas.search import Candidate, candidate_labels
 from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticViT
 from lightning_tas.training.checkpoint import initialise
@@ -130,28 +130,6 @@ class SupernetModule(ClassifierModule):
         before = [entry["arch"] for entry in saved["candidates"]]
         if before != [candidate.arch.to_dict() for candidate in self.candidates]:
             raise UserError("resume: the checkpoint was trained on other candidates than the selection gives now")
-
-
-def candidate_labels(candidates: Sequence[Candidate]) -> dict[str, Architecture]:
-    """Fixed names of selected networks: their parameters to three digits, with a number where names meet."""
-    labels: dict[str, Architecture] = {}
-    for candidate in candidates:
-        name = label = _short(candidate.params)
-        repeat = 2
-        while label in labels:
-            label, repeat = f"{name}-{repeat}", repeat + 1
-        labels[label] = candidate.arch
-    return labels
-
-
-def _short(params: int) -> str:
-    """5212345 -> "5.21M", 26150 -> "26.2k"; always in plain digits, as part of a metric's name."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if params >= 0.9995 * size:
-            value = params / size
-            digits = max(0, 2 - max(0, len(str(int(value))) - 1))
-            return f"{value:.{digits}f}{unit}"
-    return str(params)
 
 
 def space_labels(net: ElasticViT) -> dict[str, Architecture]:
