@@ -7,7 +7,7 @@ agree best with what is to be kept. So every move ends, whatever the predicates.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,8 @@ from lightning_tas.errors import UserError, unknown
 from lightning_tas.randomness import numpy_generator
 from lightning_tas.spaces.factors import Table
 from lightning_tas.spaces.layout import Layout
+
+Key = Callable[[np.ndarray], np.ndarray]
 
 # Attempts at a child that differs from its parent before fresh samples are tried, as often.
 _TRIES = 32
@@ -115,6 +117,26 @@ def sample(layout: Layout, seed: int, n: int) -> np.ndarray:
     return codes
 
 
+def stratified(layout: Layout, seed: int, n: int, key: Key, pool: int = 32) -> np.ndarray:
+    """`n` random rows (n, C) spread over the range of ``key(codes) -> (N,)``, e.g. parameter counts.
+
+    Independent choices make sums pile up in the middle of their range. So `pool` x n rows are drawn, their range is cut
+    into n equal intervals, and these are visited in turn, each giving one row a round while it has any.
+    """
+    codes = sample(layout, seed, n * pool)
+    values = np.asarray(key(codes), dtype=np.float64)
+    if values.shape != (len(codes),) or not np.isfinite(values).all():
+        raise UserError(f"stratify: expected {len(codes)} finite numbers, got an array of shape {values.shape}")
+    if not n:
+        return codes
+    width = max((values.max() - values.min()) / n, np.finfo(np.float64).tiny)
+    stratum = np.minimum(((values - values.min()) / width).astype(np.int64), n - 1)
+    order = np.argsort(stratum, kind="stable")
+    first = np.searchsorted(stratum[order], stratum[order])
+    turn = np.arange(len(codes)) - first  # the how-manieth of its interval each row is
+    return codes[order[np.lexsort((stratum[order], turn))[:n]]]
+
+
 def _pick(uniform: np.ndarray, count: int) -> np.ndarray:
     return np.minimum((uniform * count).astype(np.int64), count - 1)
 
@@ -185,19 +207,17 @@ def _mutant(
     for table in layout.tables:
         columns = list(table.variables)
         keep = rng.random(len(columns)) >= [rates[layout.columns[c].name] for c in columns]
-        child[columns] = _agreeing(table, parent[None, columns], keep, rng)
+        child[columns] = _agreeing(table.rows, parent[None, columns][None], keep[None], rng)[0]
     chance = np.array([rates[d.name] for d in layout.block])
     for s in range(layout.stages):
         old, new = (int(_depths(layout, codes[None], s)[0]) for codes in (parent, child))
-        tables = layout.block_tables(s, tuple(child[layout.context[s]].tolist()))
         slots = child[layout.slots(s)].reshape(layout.max_depth[s], len(layout.block))
+        keep = rng.random((new, len(chance) if unit == "gene" else 1)) >= chance
+        keep[old:] = False
+        for table in layout.block_tables(s, tuple(child[layout.context[s]].tolist())):
+            js = list(table.variables)
+            slots[:new, js] = _agreeing(table.rows, slots[:new, None, js], keep[:, js], rng)
         slots[new:] = -1
-        for slot in range(new):
-            draw = rng.random(len(chance)) if unit == "gene" else rng.random()
-            keep = (draw >= chance) & (slot < old)
-            for table in tables:
-                js = list(table.variables)
-                slots[slot, js] = _agreeing(table, slots[None, slot, js], keep[js], rng)
         child[layout.slots(s)] = slots.reshape(-1)
     return child
 
@@ -209,7 +229,7 @@ def crossover(
 
     ``unit="gene"``: each choice from either (AutoFormer); ``unit="block"``: a stage's own choices from one parent and
     whole blocks from one parent (S3). A block that only one parent has comes from that one. Where predicates forbid
-    every mixture, the nearest allowed choices are taken.
+    what was drawn, the nearest mixture is taken; only blocks that fit in no mixture get new choices.
     """
     _check_unit(unit)
     rng = numpy_generator(seed, "space.crossover")
@@ -219,35 +239,42 @@ def crossover(
     for table in layout.tables:
         columns = list(table.variables)
         options = pair[:, columns]
+        mixtures = table.rows[(table.rows[:, None] == options).any(axis=1).all(axis=1)]  # both parents are among them
         if unit == "block":
             stages = [layout.columns[c].stage for c in columns]
             picks = [int(rng.integers(0, 2)) if s is None else int(donor[s]) for s in stages]
             options = options[picks, range(len(columns))][None]
-        child[columns] = _agreeing(table, options, np.ones(len(columns), dtype=bool), rng)
+        child[columns] = _agreeing(mixtures, options[None], np.ones((1, len(columns)), dtype=bool), rng)[0]
     for s in range(layout.stages):
         depth = int(_depths(layout, child[None], s)[0])
-        depths = _depths(layout, pair, s)
-        tables = layout.block_tables(s, tuple(child[layout.context[s]].tolist()))
         blocks = pair[:, layout.slots(s)].reshape(2, layout.max_depth[s], len(layout.block))
+        options = blocks[:, :depth].transpose(1, 0, 2)  # (depth, parents, choices), -1 where a parent has no block
+        if unit == "block":
+            either = np.arange(depth) < _depths(layout, pair, s).min()
+            deeper = int(_depths(layout, pair, s).argmax())
+            chosen = np.where(either, rng.integers(0, 2, size=depth), deeper)
+            options = options[np.arange(depth), chosen][:, None]
         slots = np.full(blocks.shape[1:], -1, dtype=a.dtype)
-        for slot in range(depth):
-            donors = np.flatnonzero(depths > slot)
-            if unit == "block":
-                donors = donors[rng.integers(0, len(donors), size=1)]
-            for table in tables:
-                js = list(table.variables)
-                options = blocks[donors[:, None], slot, js]
-                slots[slot, js] = _agreeing(table, options, np.ones(len(js), dtype=bool), rng)
+        for table in layout.block_tables(s, tuple(child[layout.context[s]].tolist())):
+            js = list(table.variables)
+            slots[:depth, js] = _agreeing(table.rows, options[:, :, js], np.ones((depth, len(js)), dtype=bool), rng)
         child[layout.slots(s)] = slots.reshape(-1)
     return child
 
 
-def _agreeing(table: Table, options: np.ndarray, keep: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random row among those that agree in most of the kept positions with one of `options` (M, k)."""
-    matches = (table.rows[:, None, :] == options[None]).any(axis=1)[:, keep].sum(axis=1)
-    best = np.flatnonzero(matches == matches.max())
-    row: np.ndarray = table.rows[best[rng.integers(0, len(best))]]
-    return row
+def _agreeing(rows: np.ndarray, options: np.ndarray, keep: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """For each of S slots a random one (S, k) of the `rows` (R, k) that agree best with the slot's options.
+
+    `options` (S, M, k) are M proposals per slot; a row's agreement is the number of kept positions, `keep` (S, k), at
+    which it equals some proposal.
+    """
+    equal = np.zeros((len(options), *rows.shape), dtype=bool)
+    for m in range(options.shape[1]):
+        equal |= rows == options[:, m, None]
+    agreement = (equal & keep[:, None]).sum(axis=2)
+    # Noise below one breaks ties, uniformly.
+    picked: np.ndarray = rows[(agreement + rng.random(agreement.shape)).argmax(axis=1)]
+    return picked
 
 
 def _check_unit(unit: str) -> None:

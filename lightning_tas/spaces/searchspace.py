@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -279,17 +279,32 @@ class SearchSpace:
 
     # --- random moves: functions of the seed --------------------------------------------------------------------------
 
-    def sample(self, seed: int = 0, n: int | None = None) -> Any:
-        """A random architecture, or a list of `n`; the first ones are the same for every `n`.
+    @overload
+    def sample(self, seed: int = 0) -> Architecture: ...
+
+    @overload
+    def sample(self, seed: int = 0, *, n: int, stratify: moves.Key | None = None) -> list[Architecture]: ...
+
+    @overload
+    def sample(self, seed: int, n: int, stratify: moves.Key | None = None) -> list[Architecture]: ...
+
+    def sample(
+        self, seed: int = 0, n: int | None = None, stratify: moves.Key | None = None
+    ) -> Architecture | list[Architecture]:
+        """A random architecture, or a list of `n`, whose first ones are the same for every `n`.
 
         Every free choice is uniform (depth first, then each block), under predicates uniform over what they allow.
+        With `stratify`, a function of codes such as their parameter counts, the `n` spread over its range instead.
         """
-        archs = self.decode(self.sample_codes(seed, 1 if n is None else n))
-        return archs[0] if n is None else archs
+        if n is None:
+            return self.decode(self.sample_codes(seed, 1))[0]
+        return self.decode(self.sample_codes(seed, n, stratify))
 
-    def sample_codes(self, seed: int, n: int) -> np.ndarray:
+    def sample_codes(self, seed: int, n: int, stratify: moves.Key | None = None) -> np.ndarray:
         """Like `sample`, in encoded form (n, len(columns))."""
-        return moves.sample(self._layout, seed, n)
+        if stratify is None:
+            return moves.sample(self._layout, seed, n)
+        return moves.stratified(self._layout, seed, n, stratify)
 
     def mutate(self, arch: Architecture, seed: int = 0, **options: Any) -> Architecture:
         """A random neighbour inside the space, different from `arch` unless it is alone; see `moves.mutate`."""
