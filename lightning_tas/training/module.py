@@ -103,10 +103,14 @@ class ClassifierModule(LightningModule):
             seed = derive(self.seed, "mixing", self.current_epoch, batch_idx, self.global_rank)
             images, targets = self.mixing(images, targets, seed)
         archs = self.architectures(self.global_step)
-        total = torch.stack([self.criterion(self(images, arch), targets) for arch in archs]).sum()
-        loss = total / len(archs)
+        loss = self.mean_loss(images, targets, archs)
         self._log_step(loss, archs)
         return loss
+
+    def mean_loss(self, images: Tensor, targets: Tensor, archs: Sequence[Architecture | None]) -> Tensor:
+        """Mean over `archs` of the loss on one batch, a scalar with its graph: what a step goes backward from."""
+        losses = [self.criterion(self(images, arch), targets) for arch in archs]
+        return torch.stack(losses).mean()
 
     def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in float32: soft targets (B, classes) as they are, class indices (B,) smoothed."""
@@ -140,7 +144,8 @@ class ClassifierModule(LightningModule):
 
     def _length(self) -> tuple[int, int]:
         """Updates per epoch and in all."""
-        total = self.trainer.estimated_stepping_batches  # also loads the training data where that has not happened
+        self.trainer.fit_loop.setup_data()  # does nothing where it has happened; without it lengths are unknown
+        total = self.trainer.estimated_stepping_batches
         batches = self.trainer.num_training_batches
         if batches == float("inf"):
             raise UserError("the training data has no length: give trainer.limit_train_batches=<batches per epoch>")
