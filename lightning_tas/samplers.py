@@ -187,6 +187,11 @@ def register(name: str) -> Callable[[Builder], Builder]:
     return add
 
 
+def names() -> list[str]:
+    """The names that ``sampler.name`` takes, sorted."""
+    return sorted({*_BUILDERS, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
 @register("uniform")
 def _build_uniform(
     config: SamplerConfig, space: SearchSpace | None, candidates: Sequence[Architecture] | None, seed: int
@@ -228,7 +233,7 @@ def build_sampler(
         return _BUILDERS[config.name](config, space, candidates, seed)
     others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if config.name not in others:
-        raise unknown("sampler.name", config.name, sorted({*_BUILDERS, *others}))
+        raise unknown("sampler.name", config.name, names())
     builder: Builder = others[config.name].load()
     return builder(config, space, candidates, seed)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.catalogue import PUBLISHED
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
@@ -18,7 +19,6 @@ from lightning_tas.launch.results import pick, read_architectures
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.trainer import world_size
-from lightning_tas.published import PUBLISHED
 from lightning_tas.randomness import derive
 from lightning_tas.samplers import build_sampler
 from lightning_tas.spaces import SearchSpace, resolve_space

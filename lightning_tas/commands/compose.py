@@ -8,10 +8,10 @@ Lightning's relaunch of a DDP script sees an ordinary command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
@@ -20,10 +20,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_tas.commands import recipes, smoke
+from lightning_tas.commands import recipes, schema, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
-from lightning_tas.errors import UserError, nearest
+from lightning_tas.errors import UserError
 
 # Paths and names: taken as typed, where Hydra's grammar would need quotes around spaces, '=' or brackets.
 VERBATIM = ("recipe", "config", "run", "output_dir", "resume", "ckpt", "data.root", "train.from_checkpoint")
@@ -47,17 +47,16 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     Raises:
         UserError: anything that is not right about them.
     """
-    schema = OmegaConf.structured(Config)
-    settings = {}
+    settings: dict[str, Setting] = {}
     for argument in argv:
-        setting = parse(argument, schema)
+        setting = parse(argument)
         if setting.key in settings:
             raise UserError(f"{setting.key}: given twice, as {settings[setting.key].text!r} and {setting.text!r}")
         settings[setting.key] = setting
     base = _base(command, {key: setting.value for key, setting in settings.items()})
     for part in base.lineage():
-        for key, value in _leaves(part.values, schema):
-            check(schema, key, value, part.origin)
+        for key, value in part.values.items():
+            schema.check(key, value, part.origin)
     tree = _compose(base, [setting for key, setting in settings.items() if key not in _CHOICES])
     # A repeated run has its smoke values written out already, also those that its command line overrode.
     if tree.smoke and ("smoke" in settings or not base.repeated):
@@ -70,74 +69,42 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     return config
 
 
-def parse(argument: str, schema: DictConfig) -> Setting:
+def parse(argument: str) -> Setting:
     """Check one argument against the grammar and the schema."""
     if argument.startswith("-"):
-        raise UserError(f"{argument!r} is not an option; write key=value, as in recipe=quickstart; --help lists the keys")
+        raise UserError(f"{argument!r} is not an option; write key=value, as recipe=quickstart; --help lists the keys")
     key, equals, value = argument.partition("=")
     if key.startswith(("+", "~")):
-        find(schema, key.lstrip("+~"))
+        schema.check_key(key.lstrip("+~"))
         raise UserError(f"{argument!r}: keys can be set, not added or removed; write {key.lstrip('+~')}=value")
     if not equals:
         hint = f"recipe={argument}" if argument in recipes.packaged() else f"{argument}=value"
         raise UserError(f"{argument!r} is not of the form key=value; did you mean {hint!r}?")
+    schema.check_key(key)
     if key in VERBATIM:
-        return _verbatim(key, value, schema)
-    find(schema, key)
+        return _verbatim(key, value)
     try:
         parsed = OverridesParser.create().parse_override(argument)
     except HydraException as error:
-        raise UserError(f"{key}: {value!r} cannot be read ({_first_line(error)}); quote it: \"{key}='...'\"") from None
+        reason = schema.first_line(error)
+        raise UserError(f"{key}: {value!r} cannot be read ({reason}); quote it: \"{key}='...'\"") from None
     if parsed.is_sweep_override():
         raise UserError(f"{key}: {value!r} is several values, and one run takes one; a list is written [a,b]")
-    check(schema, key, parsed.value())
+    schema.check(key, parsed.value())
     return Setting(key, parsed.value(), argument)
 
 
-def _verbatim(key: str, value: str, schema: DictConfig) -> Setting:
+def _verbatim(key: str, value: str) -> Setting:
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         value = value[1:-1]
     if value == "":
-        raise UserError(f"{key}: the value is missing; write {key}=..." + (f" or {key}=null" if key != "recipe" else ""))
+        raise UserError(f"{key}: the value is missing; write {key}=VALUE (null for none)")
     if value == "null":
-        check(schema, key, None)
+        schema.check(key, None)
         return Setting(key, None, f"{key}=null")
-    quoted = value.replace("\\", "\\\\") if value.endswith("\\") else value
-    return Setting(key, value, f"{key}='{quoted.replace(chr(39), chr(92) + chr(39))}'")
-
-
-def find(schema: DictConfig, key: str, origin: str | None = None) -> Any:
-    """The node at the dotted `key`; an unknown key is a UserError with the nearest valid one."""
-    node: Any = schema
-    parts = key.split(".")
-    for i, part in enumerate(parts):
-        if not OmegaConf.is_dict(node) or part not in node:
-            raise UserError(_unknown_key(schema, ".".join(parts[: i + 1]), key, origin))
-        child = node._get_node(part)
-        if OmegaConf.get_type(node, part) is Any and i + 1 < len(parts):
-            return None  # inside a free-form value such as `space`: its own reader checks it
-        node = child
-    return node
-
-
-def check(schema: DictConfig, key: str, value: Any, origin: str | None = None) -> None:
-    """Refuse a key that does not exist and a value of the wrong type."""
-    node = find(schema, key, origin)
-    if isinstance(value, str) and "${" in value:
-        return  # an interpolation: its type shows when it is resolved
-    where = f"{key}: " if origin is None else f"{origin}: {key}: "
-    if OmegaConf.is_dict(node) and node._metadata.object_type not in (dict, None) and not isinstance(value, Mapping):
-        keys = ", ".join(f"{key}.{name}" for name in node)
-        raise UserError(f"{where}{value!r} is not valid: it is a group of keys; valid: {keys}")
-    if OmegaConf.is_dict(node) and isinstance(value, Mapping) and node._metadata.object_type not in (dict, None):
-        for name, inner in value.items():
-            check(schema, f"{key}.{name}", inner, origin)
-        return
-    trial = OmegaConf.structured(Config)
-    try:
-        OmegaConf.update(trial, key, value, merge=False)
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise UserError(f"{where}{value!r} is not valid; {_expected(schema, key)} ({_first_line(error)})") from None
+    # Inside Hydra's quotes a quote is escaped, and so are the backslashes before it or before the end.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return Setting(key, value, f"{key}='{escaped}'")
 
 
 def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
@@ -160,7 +127,9 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
             "New here? python -m lightning_tas.fit recipe=quickstart"
         )
     if given.get("ckpt") is None:
-        raise UserError(f"ckpt: {command} needs a trained network; give ckpt=RUN (folder of a run) or a checkpoint file")
+        raise UserError(
+            f"ckpt: {command} needs a trained network; give ckpt=RUN (folder of a run) or a checkpoint file"
+        )
     return recipes.Recipe("", "", {}, ())  # an official checkpoint: the schema's defaults and the command line
 
 
@@ -185,17 +154,6 @@ def _config_above(path: Path) -> Path | None:
     return None
 
 
-def _leaves(values: Mapping[str, Any], schema: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values, down to where the schema's sections end."""
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        node = schema._get_node(name) if OmegaConf.is_dict(schema) and name in schema else None
-        if isinstance(value, Mapping) and OmegaConf.is_dict(node):
-            yield from _leaves(value, cast(DictConfig, node), f"{key}.")
-        else:
-            yield key, value
-
-
 def _compose(base: recipes.Recipe, settings: Sequence[Setting]) -> DictConfig:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
@@ -206,7 +164,7 @@ def _compose(base: recipes.Recipe, settings: Sequence[Setting]) -> DictConfig:
             composed = compose("config", [setting.text for setting in settings])
         tree = OmegaConf.merge(OmegaConf.structured(Config), composed)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_first_line(error)) from None
+        raise UserError(schema.first_line(error)) from None
     assert isinstance(tree, DictConfig)
     return tree
 
@@ -216,45 +174,6 @@ def _to_object(tree: DictConfig) -> Config:
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None)
-        raise UserError((f"{key}: " if key else "") + _first_line(error)) from None
+        raise UserError((f"{key}: " if key else "") + schema.first_line(error)) from None
     assert isinstance(config, Config)
     return config
-
-
-def keys_of(schema: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Every settable key, dotted."""
-    for name in schema:
-        node = schema._get_node(name)
-        if OmegaConf.is_dict(node) and node._metadata.object_type not in (dict, None):  # type: ignore[union-attr]
-            yield from keys_of(cast(DictConfig, node), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def _unknown_key(schema: DictConfig, missing: str, key: str, origin: str | None) -> str:
-    keys = list(keys_of(schema))
-    last = key.rpartition(".")[2]
-    # A key typed without its group ("batch_size") is as common as a misspelt one.
-    match = nearest(key, keys) or next((k for k in keys if k.rpartition(".")[2] == last), None)
-    match = next((k for k in keys if k.rpartition(".")[2] == last), match)
-    parent, _, _ = missing.rpartition(".")
-    siblings = [k for k in keys if k.rpartition(".")[0] == parent] if parent else sorted({k.split(".")[0] for k in keys})
-    if parent and not siblings:
-        return f"{key}: no such key: {parent!r} is not a group" + (f". Did you mean {match!r}?" if match else "")
-    where = f"{origin}: " if origin else ""
-    text = f"{where}{key}: no such key; valid{f' under {parent}' if parent else ''}: {', '.join(siblings)}"
-    return f"{text}. Did you mean {match!r}?" if match else text
-
-
-def _expected(schema: DictConfig, key: str) -> str:
-    parent, _, name = key.rpartition(".")
-    kind = OmegaConf.select(schema, parent)._get_node(name) if parent else schema._get_node(name)
-    reference = str(kind._metadata.ref_type)
-    words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "list": "a list"}
-    found = next((text for word, text in words.items() if re.search(rf"\b{word}\b", reference, re.IGNORECASE)), "")
-    optional = " or null" if kind._metadata.optional else ""
-    return f"valid: {found or 'another type'}{optional}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")

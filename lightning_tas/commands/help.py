@@ -30,7 +30,7 @@ ABOUT = {
         (
             "ckpt=runs/quickstart/NAME             # every specialised network of the run",
             "ckpt=runs/quickstart/NAME arch=LABEL  # one of them, by label or id",
-            "ckpt=supernet-tiny.pth source=autoformer arch=autoformer_t recipe=autoformer_tiny data.root=/data/imagenet",
+            "ckpt=supernet-tiny.pth source=autoformer arch=autoformer_t data.name=imagenet data.root=/data/imagenet",
         ),
     ),
     "export": (
@@ -66,7 +66,9 @@ def _keys(values: Any, section: type, prefix: str) -> list[str]:
             about = (inspect.getdoc(type(value)) or "").partition("\n")[0]
             groups += ["", f"{prefix}{item.name}.*: {about}", *_keys(value, type(value), f"{prefix}{item.name}.")]
         else:
-            own += _hanging(f"  {f'{prefix}{item.name}={_shown(item, value)}'.ljust(38)}  ", comments.get(item.name, ""))
+            own += _hanging(
+                f"  {f'{prefix}{item.name}={_shown(item, value)}'.ljust(38)}  ", comments.get(item.name, "")
+            )
     return own + groups
 
 

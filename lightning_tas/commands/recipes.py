@@ -85,7 +85,7 @@ def load(value: str, folder: Path | None = None, seen: tuple[str, ...] = ()) -> 
 
 
 def register(recipe: Recipe) -> list[str]:
-    """Put the files of a recipe into Hydra's ConfigStore, group `recipe`; return their names in order of application."""
+    """Put the files of a recipe into the group `recipe` of Hydra's ConfigStore; return their names, base first."""
     names = []
     for i, part in enumerate(recipe.lineage()):
         # Numbered: a user's file may have the name of the recipe that it inherits from.
@@ -103,7 +103,7 @@ def read(text: str, origin: str) -> dict[str, Any]:
         raise UserError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{origin} must be a mapping of keys to values, as `data: {{name: digits}}`")
-    return values
+    return {str(key): value for key, value in values.items()}
 
 
 def _parents(defaults: Any, origin: str) -> list[str]:
@@ -120,4 +120,6 @@ def _parents(defaults: Any, origin: str) -> list[str]:
                 found.append(entry)
         else:
             return found
-    raise UserError(f"{origin}: defaults: {defaults!r} is not valid; give a list of recipes, as `defaults: [prenas_tiny]`")
+    raise UserError(
+        f"{origin}: defaults: {defaults!r} is not valid; give a list of recipes, as `defaults: [prenas_tiny]`"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,9 @@ def validate(config: Config) -> None:
         if not 0 <= get(config, key) < 1:
             raise UserError(f"{key}: {get(config, key)!r} is not valid; valid: at least 0, below 1")
     if not config.select.margin > 0:
-        raise UserError(f"select.margin: {config.select.margin!r} is not valid; valid: above 0, in {config.select.unit}")
+        raise UserError(
+            f"select.margin: {config.select.margin!r} is not valid; valid: above 0, in {config.select.unit}"
+        )
     _phases(config)
     _loggers(config)
     _trainer(config)
@@ -148,9 +149,8 @@ def _trainer(config: Config) -> None:
 def _sampler(name: str) -> None:
     from lightning_tas import samplers
 
-    known = {*samplers.names(), *(point.name for point in entry_points(group=samplers.ENTRY_POINTS))}
-    if name not in known:
-        raise unknown("sampler.name", name, sorted(known))
+    if name not in samplers.names():
+        raise unknown("sampler.name", name, samplers.names())
 
 
 def _select(config: Config) -> None:

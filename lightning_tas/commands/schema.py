@@ -1,0 +1,104 @@
+"""Which keys exist and what types they take: what one key and its value tell, in messages that one can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lightning_tas.commands.config import Config
+from lightning_tas.errors import UserError, nearest
+
+
+@cache
+def all_keys() -> dict[str, str]:
+    """Every key that has a value, dotted, and its annotation: `{"seed": "int", "data.root": "str | None", ...}`."""
+    return dict(_keys(Config(), ""))
+
+
+@cache
+def groups() -> tuple[str, ...]:
+    """The keys that hold other keys: `data`, `model`, ..."""
+    return tuple(dict.fromkeys(key.rpartition(".")[0] for key in all_keys() if "." in key))
+
+
+def _keys(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    for item in fields(section):
+        value = getattr(section, item.name)
+        if is_dataclass(value):
+            yield from _keys(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", str(item.type)
+
+
+def check(key: str, value: Any, origin: str | None = None) -> None:
+    """Refuse a key that does not exist and a value of the wrong type.
+
+    Args:
+        key: dotted; also a group (`data`, with a mapping), or inside a free-form value (`space.depth`).
+        origin: the file that holds the key, for the message; None for the command line.
+    """
+    where = f"{origin}: {key}" if origin else key
+    if key in groups():
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where}: {value!r} is not valid, it is a group of keys; valid: {', '.join(_below(key))}")
+        for name, inner in value.items():
+            check(f"{key}.{name}", inner, origin)
+        return
+    check_key(key, origin)
+    if key not in all_keys() or (isinstance(value, str) and "${" in value):
+        return  # inside `space`, whose reader checks it; or an interpolation, whose type shows when it is resolved
+    try:
+        OmegaConf.update(_trial(), key, value, merge=False)
+    except (OmegaConfBaseException, ValueError, TypeError):
+        raise UserError(f"{where}: {value!r} is not valid; valid: {_expected(key)}") from None
+
+
+def check_key(key: str, origin: str | None = None) -> None:
+    """Refuse a key that does not exist, with the keys beside it and the nearest one."""
+    if key in all_keys() or key in groups():
+        return
+    parts = key.split(".")
+    if any(all_keys().get(".".join(parts[:i])) == "Any" for i in range(1, len(parts))):
+        return
+    # A key typed without its group ("batch_size") is as common as a misspelt one.
+    same = [known for known in all_keys() if known.rpartition(".")[2] == parts[-1]]
+    match = same[0] if same else nearest(key, all_keys())
+    parent = next((p for i in range(len(parts) - 1, 0, -1) if (p := ".".join(parts[:i])) in groups()), "")
+    text = f"{origin + ': ' if origin else ''}{key}: no such key; valid: {', '.join(_below(parent))}"
+    raise UserError(f"{text}. Did you mean {match!r}?" if match else text)
+
+
+@cache
+def _trial() -> DictConfig:
+    """A configuration to try values on, one for all: making it takes longer than all checks together."""
+    return OmegaConf.structured(Config)  # type: ignore[no-any-return]
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a library's message."""
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _below(group: str) -> list[str]:
+    """Keys and groups directly under `group`; "" is the top."""
+    if group:
+        return [key for key in all_keys() if key.rpartition(".")[0] == group]
+    return list(dict.fromkeys(key if "." not in key else f"{key.partition('.')[0]}.*" for key in all_keys()))
+
+
+def _expected(key: str) -> str:
+    words = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "str": "text",
+        "list[float]": "a list of numbers, as [0.9,0.999]",
+        "list[str]": "a list of names, as [select,supernet]",
+    }
+    annotation = all_keys()[key]
+    return words[annotation.removesuffix(" | None")] + (" or null" if annotation.endswith(" | None") else "")
