@@ -56,7 +56,4 @@ def autoformer_base(depths: Any = (14, 15, 16), base_heads: Any = (9, 10)) -> Se
 @register("autoformer_base_paper")
 def autoformer_base_paper(depths: Any = (14, 15, 16)) -> SearchSpace:
     """AutoFormer base as the papers' tables print it, with 8 heads too: 39.8 to 76.9 M parameters."""
-    space = autoformer_base(depths, base_heads=(8, 9, 10))
-    return SearchSpace(
-        "autoformer_base_paper", space.family, space.dimensions, space.predicates, allocated=space.allocated
-    )
+    return autoformer_base(depths, base_heads=(8, 9, 10)).with_choices(name="autoformer_base_paper")

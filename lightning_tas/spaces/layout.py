@@ -71,8 +71,8 @@ class Layout:
             if self._at_blocks(p):
                 continue
             if p.rule.path:
-                groups = [[[self.column(n, s) for s in range(self.stages)] for n in p.names]]
-                constraints += [Constraint(tuple(c for g in groups[0] for c in g), _path_test(p, self.stages))]
+                path = tuple(self.column(n, s) for n in p.names for s in range(self.stages))
+                constraints.append(Constraint(path, _path_test(p, self.stages)))
                 continue
             once = all(self._scope[n] == "network" for n in p.names)
             for s in range(1 if once else self.stages):

@@ -58,7 +58,8 @@ def resolve_space(source: str | os.PathLike[str] | SearchSpace | Mapping[str, An
     """The space that `source` means: a registered name, a `SearchSpace`, a mapping, or the path of a YAML/JSON file.
 
     A mapping is `SearchSpace.to_dict`'s form, or the keywords of `isotropic`, or ``{"extends": NAME, **overrides}``.
-    Overrides are parameters of the named builder (``depths``, ``base_heads``) or choices of a dimension by its name.
+    Overrides are parameters of the named builder (``depths``, ``base_heads``), choices of a dimension by its name,
+    ``allocated`` or ``name``.
     """
     if isinstance(source, SearchSpace):
         return _override(source, overrides)
@@ -74,14 +75,14 @@ def resolve_space(source: str | os.PathLike[str] | SearchSpace | Mapping[str, An
     rest = {key: value for key, value in overrides.items() if key not in parameters}
     space = builder(**own)
     for key in rest:
-        valid = [*parameters, *(d.name for d in space.dimensions)]
+        valid = [*parameters, *(d.name for d in space.dimensions), "name", "allocated"]
         if key not in valid:
             raise unknown(f"override of space {source!r}", key, valid)
     return _override(space, rest)
 
 
-def _override(space: SearchSpace, choices: Mapping[str, Any]) -> SearchSpace:
-    return space.with_choices(**choices) if choices else space
+def _override(space: SearchSpace, changes: Mapping[str, Any]) -> SearchSpace:
+    return space.with_choices(**changes) if changes else space
 
 
 def _looks_like_path(source: object) -> bool:
@@ -102,7 +103,7 @@ def _from_file(path: Path) -> SearchSpace:
 
 def _from_mapping(data: Mapping[str, Any]) -> SearchSpace:
     if "extends" in data:
-        changes = {str(key): value for key, value in data.items() if key not in ("extends", "name")}
+        changes = {str(key): value for key, value in data.items() if key != "extends"}
         return resolve_space(data["extends"], **changes)
     if "dimensions" in data:
         return SearchSpace.from_dict(data)

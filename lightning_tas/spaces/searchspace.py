@@ -12,13 +12,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 
-from lightning_tas.architecture import Architecture, Block, Stage, Value, canonical
+from lightning_tas.architecture import Architecture, canonical
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.spaces import moves
+from lightning_tas.spaces.coding import Codec
 from lightning_tas.spaces.dimension import Column, Dimension
 from lightning_tas.spaces.layout import Layout
 from lightning_tas.spaces.membership import why_not
@@ -49,14 +50,17 @@ class SearchSpace:
         stages: int = 1,
         allocated: Mapping[str, Any] | None = None,
     ) -> None:
-        set_field = lambda key, value: object.__setattr__(self, key, value)  # noqa: E731
-        set_field("name", str(name))
-        set_field("family", str(family))
-        set_field("stages", stages)
-        set_field("dimensions", tuple(_fit_stages(d, stages) for d in dimensions))
-        set_field("predicates", tuple(dict.fromkeys(predicates)))
+        content = {
+            "name": str(name),
+            "family": str(family),
+            "stages": stages,
+            "dimensions": tuple(_fit_stages(d, stages) for d in dimensions),
+            "predicates": tuple(dict.fromkeys(predicates)),
+        }
+        for key, value in content.items():
+            object.__setattr__(self, key, value)
         self._check_names()
-        set_field("reserve", self._reserve(allocated or {}))
+        object.__setattr__(self, "reserve", self._reserve(_mapping(allocated, "allocated")))
         self._layout.check(self.name)
 
     def _check_names(self) -> None:
@@ -103,11 +107,15 @@ class SearchSpace:
     def _layout(self) -> Layout:
         return Layout(self.dimensions, self.predicates, self.stages)
 
+    @cached_property
+    def _codec(self) -> Codec:
+        return Codec(self.family, self._layout)
+
     # --- what there is ------------------------------------------------------------------------------------------------
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of the encoded form, see `encode`."""
+        """The columns of the encoded form: the network's, then per stage its own and those of its block slots."""
         return self._layout.columns
 
     @property
@@ -146,18 +154,18 @@ class SearchSpace:
 
     def enumerate(self) -> Iterator[Architecture]:
         """Every architecture once, lazily, in a fixed order."""
-        layout = self._layout
-        for rows in itertools.product(*(t.rows for t in layout.tables)):
-            codes = np.full((1, len(self.columns)), -1, dtype=np.int16)
+        layout, codec = self._layout, self._codec
+        for rows in itertools.product(*(t.rows.tolist() for t in layout.tables)):
+            skeleton = [-1] * len(layout.columns)
             for table, row in zip(layout.tables, rows, strict=True):
-                codes[0, list(table.variables)] = row
+                for c, code in zip(table.variables, row, strict=True):
+                    skeleton[c] = code
             pools: list[list[tuple[int, ...]]] = []
-            for s in range(self.stages):
-                tables = layout.block_tables(s, tuple(codes[0, layout.context[s]].tolist()))
-                pools += [moves.combinations(tables)] * self._depth(codes[0], s)
-            skeleton = codes[0].tolist()
+            for s, context in enumerate(layout.context):
+                tables = layout.block_tables(s, tuple(skeleton[c] for c in context))
+                pools += [moves.combinations(tables)] * codec.depth(skeleton, s)
             for blocks in itertools.product(*pools):
-                yield self._build(skeleton, blocks)
+                yield codec.assemble(skeleton, blocks)
 
     def __iter__(self) -> Iterator[Architecture]:
         return self.enumerate()
@@ -180,50 +188,16 @@ class SearchSpace:
         for i, arch in enumerate(archs):
             if not isinstance(arch, Architecture):
                 raise UserError(f"encode: architecture {i} is a {type(arch).__name__}, not an Architecture")
-            row = self._row(arch)
+            row = self._codec.row(arch)
             if row is None:
-                raise UserError(f"architecture {i} is outside the space {self.name!r}: {self.why_not(arch)}")
+                raise self._outside(i, arch)
             codes[i] = row
-        for i in np.flatnonzero(~moves.allowed(self._layout, codes))[:1]:
-            raise UserError(f"architecture {i} is outside the space {self.name!r}: {self.why_not(archs[i])}")
+        for i in np.flatnonzero(~moves.allowed(self._layout, codes)).tolist():
+            raise self._outside(i, archs[i])
         return codes
 
-    def _row(self, arch: Architecture) -> list[int] | None:
-        """Codes of one architecture by dictionary look-up; None when it does not fit the dimensions."""
-        layout = self._layout
-        if arch.family != self.family or len(arch.stages) != self.stages or len(arch.keys()) != len(layout.network):
-            return None
-        index, block_codes = self._index, self._block_codes
-        try:
-            row = [index[d.name, None][arch[d.name]] for d in layout.network]
-            for s, stage in enumerate(arch.stages):
-                if len(stage.keys()) != len(layout.stage) - 1:
-                    return None
-                for d in layout.stage:
-                    row.append(index[d.name, s][stage.depth if d.name == "depth" else stage[d.name]])
-                known = block_codes[s]
-                for block in stage.blocks:
-                    if block not in known:
-                        if len(block.keys()) != len(layout.block):
-                            return None
-                        known[block] = [index[d.name, s][block[d.name]] for d in layout.block]
-                    row += known[block]
-                row += [-1] * ((layout.max_depth[s] - stage.depth) * len(layout.block))
-        except KeyError:
-            return None
-        return row
-
-    @cached_property
-    def _index(self) -> dict[tuple[str, int | None], dict[Value, int]]:
-        places: dict[tuple[str, int | None], dict[Value, int]] = {}
-        for d in self.dimensions:
-            for s in [None] if d.scope == "network" else range(self.stages):
-                places[d.name, s] = {value: i for i, value in enumerate(d.at(s))}
-        return places
-
-    @cached_property
-    def _block_codes(self) -> list[dict[Block, list[int]]]:
-        return [{} for _ in range(self.stages)]
+    def _outside(self, i: int, arch: Architecture) -> UserError:
+        return UserError(f"architecture {i} is outside the space {self.name!r}: {self.why_not(arch)}")
 
     def decode(self, codes: np.ndarray | Sequence[Any]) -> list[Architecture]:
         """The architectures of codes (N, len(columns)) or (len(columns),); `UserError` for codes of no member."""
@@ -233,49 +207,13 @@ class SearchSpace:
             raise UserError(
                 f"codes: expected integers of shape (N, {len(self.columns)}), got {array.dtype} {array.shape}"
             )
-        for i in np.flatnonzero(~moves.allowed(self._layout, array))[:1]:
+        for i in np.flatnonzero(~moves.allowed(self._layout, array)):
             raise UserError(f"codes: row {i} is no architecture of the space {self.name!r}: {array[i].tolist()}")
-        width = len(self._layout.block)
-        archs = []
-        for row in array.tolist():
-            blocks = []
-            for s in range(self.stages):
-                start = self._layout.block_start[s]
-                for slot in range(self._depth(row, s)):
-                    blocks.append(tuple(row[start + slot * width : start + (slot + 1) * width]))
-            archs.append(self._build(row, blocks))
-        return archs
+        return [self._codec.build(row) for row in array.tolist()]
 
     def valid(self, codes: np.ndarray) -> np.ndarray:
         """Which rows of integer `codes` (N, len(columns)) are members: (N,) bool."""
         return moves.allowed(self._layout, codes)
-
-    def _depth(self, row: Sequence[int] | np.ndarray, stage: int) -> int:
-        return int(self._layout.depth_choices[stage][row[self._layout.depth_column[stage]]])
-
-    def _build(self, skeleton: Sequence[int], blocks: Sequence[tuple[int, ...]]) -> Architecture:
-        layout = self._layout
-        columns = layout.columns
-        stages, done = [], 0
-        for s in range(self.stages):
-            first = layout.block_start[s] - len(layout.stage)
-            own = {columns[c].name: columns[c].choices[skeleton[c]] for c in range(first, layout.block_start[s])}
-            depth = own.pop("depth")
-            stages.append(Stage([self._block(s, codes) for codes in blocks[done : done + depth]], **own))
-            done += depth
-        extras = {columns[c].name: columns[c].choices[skeleton[c]] for c in range(len(layout.network))}
-        return Architecture(self.family, stages, **extras)
-
-    def _block(self, stage: int, codes: tuple[int, ...]) -> Block:
-        cache = self._blocks
-        if (stage, codes) not in cache:
-            dims = self._layout.block
-            cache[stage, codes] = Block(**{d.name: d.at(stage)[i] for d, i in zip(dims, codes, strict=True)})
-        return cache[stage, codes]
-
-    @cached_property
-    def _blocks(self) -> dict[tuple[int, tuple[int, ...]], Block]:
-        return {}
 
     # --- random moves: functions of the seed --------------------------------------------------------------------------
 
@@ -341,8 +279,8 @@ class SearchSpace:
         return cls(
             name=data.get("name", "unnamed"),
             family=data["family"],
-            dimensions=[Dimension.from_dict(d) for d in data["dimensions"]],
-            predicates=[Predicate.from_dict(p) for p in data.get("predicates") or ()],
+            dimensions=[Dimension.from_dict(d) for d in _list(data["dimensions"], "dimensions")],
+            predicates=[Predicate.from_dict(p) for p in _list(data.get("predicates"), "predicates")],
             stages=data.get("stages", 1),
             allocated=data.get("allocated"),
         )
@@ -354,16 +292,19 @@ class SearchSpace:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode("utf-8"), digest_size=5).hexdigest()
 
-    def with_choices(self, **choices: Any) -> SearchSpace:
-        """The space with other choices for some dimensions; what is allocated grows where it must."""
+    def with_choices(
+        self, *, name: str | None = None, allocated: Mapping[str, Any] | None = None, **choices: Any
+    ) -> SearchSpace:
+        """The space with other choices for some dimensions; what is allocated, unless given, grows where it must."""
         for key in choices:
             self.dimension(key)
         dimensions = [
             Dimension(d.name, d.scope, choices.get(d.name, d.choices), d.step, d.zero) for d in self.dimensions
         ]
-        wider = SearchSpace(self.name, self.family, dimensions, self.predicates, self.stages)
-        allocated = {name: _greater_of(value, wider.allocated[name]) for name, value in self.reserve}
-        return SearchSpace(self.name, self.family, dimensions, self.predicates, self.stages, allocated)
+        bare = SearchSpace(name or self.name, self.family, dimensions, self.predicates, self.stages)
+        grown = {key: _greater_of(value, bare.allocated[key]) for key, value in self.reserve}
+        grown |= _mapping(allocated, "allocated")
+        return SearchSpace(bare.name, self.family, dimensions, self.predicates, self.stages, grown)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # Only the content: caches are rebuilt where it is unpickled.
@@ -385,7 +326,19 @@ def _fit_stages(d: Dimension, stages: int) -> Dimension:
     return Dimension(d.name, d.scope, d.choices[0], d.step, d.zero) if len(set(d.choices)) == 1 else d
 
 
+def _list(value: object, key: str) -> list[Any]:
+    if value is not None and (isinstance(value, (str, Mapping)) or not isinstance(value, Iterable)):
+        raise UserError(f"{key}: expected a list, got {value!r}")
+    return list(value or ())
+
+
+def _mapping(value: object, key: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(f"{key}: expected a mapping, got {value!r}")
+    return dict(value or {})
+
+
 def _greater_of(a: Any, b: Any) -> Any:
     if isinstance(a, tuple):
-        return tuple(max(x, y) for x, y in zip(a, cast(tuple[Any, ...], b), strict=True))
+        return tuple(max(x, y) for x, y in zip(a, b, strict=True))
     return max(a, b)

@@ -59,7 +59,7 @@ def test_exact_sizes(families: dict[str, SearchSpace], name: str) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_everything_works_on_every_family(families: dict[str, SearchSpace], name: str) -> None:
     space = families[name]
-    archs = space.sample(seed=1, n=40)
+    archs = space.sample(seed=1, n=12)
     archs += [space.smallest(), space.middle(), space.largest(), *itertools.islice(space.enumerate(), 5)]
     archs += [space.mutate(arch, seed=i) for i, arch in enumerate(archs)]
     archs += [space.crossover(a, b, seed=i) for i, (a, b) in enumerate(itertools.pairwise(archs))]
@@ -73,7 +73,7 @@ def test_everything_works_on_every_family(families: dict[str, SearchSpace], name
     assert again == space == pickle.loads(pickle.dumps(space)) and again.id == space.id and again.size() == space.size()
 
 
-@pytest.mark.parametrize("name", ["pit", "pit_unconstrained", "pit_autoprox"])
+@pytest.mark.parametrize("name", ["pit", "pit_autoprox"])
 def test_enumeration_equals_the_naive_one(
     families: dict[str, SearchSpace], naive: Callable[[SearchSpace], Iterator[Architecture]], name: str
 ) -> None:
