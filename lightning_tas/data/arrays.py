@@ -34,7 +34,7 @@ def digits(config: DataConfig) -> ImageData:
     test = stratified(targets, 360, seed=0, purpose="digits-test")
     train = np.setdiff1d(np.arange(len(targets)), test)
     parts = [ArrayImages(images[part], targets[part]) for part in (train, test)]
-    return _image_data(_DIGITS, *parts, [str(name) for name in data.target_names])
+    return _image_data(_DIGITS, parts, [str(name) for name in data.target_names])
 
 
 # ---- Fashion-MNIST ---------------------------------------------------------------------------------------------------
@@ -50,14 +50,14 @@ _DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 def fashion_mnist(config: DataConfig) -> ImageData:
     """Zalando's 60,000 + 10,000 grey clothes of 28 x 28, from IDX files (gzipped or not)."""
     folder = _fashion_folder(config)
-    parts = []
+    parts: list[Any] = []
     for split in ("train", "t10k"):
         images = read_idx(_idx_file(folder, f"{split}-images-idx3-ubyte"), dimensions=3)
         targets = read_idx(_idx_file(folder, f"{split}-labels-idx1-ubyte"), dimensions=1)
         if len(images) != len(targets):
             raise UserError(f"data.root: {folder} has {len(images)} {split} images, but {len(targets)} labels")
         parts.append(ArrayImages(images, targets))
-    return _image_data(_FASHION, *parts, _FASHION_CLASSES)
+    return _image_data(_FASHION, parts, _FASHION_CLASSES)
 
 
 def _fashion_folder(config: DataConfig) -> Path:
@@ -90,9 +90,9 @@ def _idx_file(folder: Path, name: str) -> Path:
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """uint8 array of an IDX file (LeCun's format: two zero bytes, type, dimensions, big-endian sizes, data)."""
     try:
-        opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-        with opened as file:
-            raw = file.read()
+        raw = path.read_bytes()
+        if path.suffix == ".gz":
+            raw = gzip.decompress(raw)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"data.root: cannot read {path}: {error}") from error
     header = 4 + 4 * dimensions
@@ -135,7 +135,7 @@ def _cifar(config: DataConfig, kind: Any, facts: Facts) -> ImageData:
         parts = [kind(config.root, train=train, download=config.download) for train in (True, False)]
     except RuntimeError as error:  # torchvision: not found, or checksums differ
         raise missing(config, expected, get) from error
-    return _image_data(facts, *(ArrayImages(part.data, part.targets) for part in parts), list(parts[0].classes))
+    return _image_data(facts, [ArrayImages(part.data, part.targets) for part in parts], list(parts[0].classes))
 
 
 # ---- synthetic -------------------------------------------------------------------------------------------------------
@@ -184,15 +184,15 @@ def synthetic(config: DataConfig) -> ImageData:
         assert count is not None
         part = SyntheticImages(facts.img_size, facts.in_chans, facts.num_classes, count, f"synthetic-{purpose}")
         small = count * facts.in_chans * math.prod(facts.img_size) <= _IN_MEMORY
-        parts.append(ArrayImages(np.stack([image for image, _ in part]), part.targets) if small else part)
-    return _image_data(facts, parts[0], parts[1], [f"class_{i}" for i in range(facts.num_classes)])
+        parts.append(ArrayImages(np.stack([part[i][0] for i in range(count)]), part.targets) if small else part)
+    return _image_data(facts, parts, [f"class_{i}" for i in range(facts.num_classes)])
 
 
 # ---- shared ----------------------------------------------------------------------------------------------------------
 
 
-def _image_data(facts: Facts, train: Any, test: Any, class_names: list[str]) -> ImageData:
-    return ImageData(train, test, class_names, facts.img_size, facts.in_chans, facts.mean, facts.std)
+def _image_data(facts: Facts, parts: list[Any], class_names: list[str]) -> ImageData:
+    return ImageData(parts[0], parts[1], class_names, facts.img_size, facts.in_chans, facts.mean, facts.std)
 
 
 def missing(config: DataConfig, expected: str, get: str) -> UserError:

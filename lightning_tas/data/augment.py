@@ -47,7 +47,11 @@ class Pipeline:
         self.mean = torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)
         self.std = torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)
         self.padding = (0, 0)
-        self.resized_crop = self.colours = self.erase = self.centre = None
+        # Transforms of timm, None where the settings switch them off.
+        self.resized_crop: Any = None
+        self.colours: Any = None
+        self.erase: Any = None
+        self.centre: Any = None
         if train:
             self._build_train(config, mean)
         elif config.crop == "rrc":
@@ -70,7 +74,7 @@ class Pipeline:
             self._need_rgb(config)
             _, colours, _ = transforms_imagenet_train(
                 self.size,
-                color_jitter=config.color_jitter or None,
+                color_jitter=config.color_jitter or None,  # type: ignore[arg-type]
                 auto_augment=config.auto_augment,
                 interpolation=config.interpolation,
                 # timm's operations work on RGB; a grey image passes through them as three equal channels.
@@ -162,10 +166,8 @@ class Pipeline:
 def _mended(colours: Any) -> Any:
     """timm's transforms with a posterise operation that also keeps 0 bits."""
     for transform in colours.transforms:
-        for op in [
-            *getattr(transform, "ops", ()),
-            *(op for policy in getattr(transform, "policy", ()) for op in policy),
-        ]:
+        policies = [getattr(transform, "ops", ()), *getattr(transform, "policy", ())]
+        for op in (op for policy in policies for op in policy):
             if op.aug_fn is timm_posterize:
                 op.aug_fn = _posterise
     return colours

@@ -50,10 +50,10 @@ class CountedLoader:
     """Iterates over the batches of an `Order`; stateful in the sense of Lightning.
 
     Not a `DataLoader`, so that Lightning replaces neither its sampler nor its seeding whatever the Trainer's flags.
-    `dataset.__getitems__(keys)` must return a whole batch. `position` tells how many batches of the current epoch the
-    trainer has finished; it outranks the restored count, because a run stopped by an exception had been handed a batch
-    that it never finished. The epoch is read when the first batch is asked for, not when `iter()` is called: Lightning
-    calls `iter()` before it tells the epoch of a resumed run.
+    `dataset.__getitems__(keys)` must return a whole batch. `position` gives the trainer's (epoch, finished batches
+    in it) and outranks the restored state: a run stopped by an exception had been handed a batch that it never
+    finished, and Lightning announces a wrong epoch when it resumes a run with `max_steps` from the end of an epoch.
+    Both are read when the first batch is asked for, not when `iter()` is called: Lightning calls `iter()` too early.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CountedLoader:
         order: Order,
         num_workers: int = 0,
         pin_memory: bool = False,
-        position: Callable[[], int] | None = None,
+        position: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self.dataset, self.sampler, self.num_workers = dataset, order, num_workers
         self._batches = _Batches(order)
@@ -83,6 +83,15 @@ class CountedLoader:
     def batch_sampler(self) -> Order:
         """DeepSpeed reads the batch size from here."""
         return self.sampler
+
+    @property
+    def _iterator(self) -> Any:
+        """Torch's running iterator; Lightning stops the workers through this name when a fit ends."""
+        return self._loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, value: Any) -> None:
+        self._loader._iterator = value
 
     @property
     def epoch(self) -> int:
@@ -111,7 +120,9 @@ class CountedLoader:
     def _start(self) -> int:
         restored, self._restored = self._restored, None
         if self._position is not None:
-            return self._position()
+            epoch, finished = self._position()
+            self.set_epoch(epoch)
+            return finished
         return restored["batches"] if restored is not None and restored["epoch"] == self.epoch else 0
 
     def state_dict(self) -> dict[str, int]:

@@ -164,8 +164,8 @@ class TASDataModule(pl.LightningDataModule):
         size = self.config.batch_size
         if size > num_train:
             raise UserError(
-                f"data.batch_size: {size} is not valid; only {num_train} images of {self.config.name} are left to train "
-                f"on (data.search_val={self.config.search_val}, data.train_subset={self.config.train_subset})"
+                f"data.batch_size: {size} is not valid; only {num_train} images of {self.config.name} are left to "
+                f"train on (data.search_val={self.config.search_val}, data.train_subset={self.config.train_subset})"
             )
 
     def _per_channel(self, key: str, given: Any, native: tuple[float, ...]) -> tuple[float, ...]:
@@ -242,9 +242,8 @@ class TASDataModule(pl.LightningDataModule):
 
     def _eval_loader(self, source: Any, indices: np.ndarray) -> CountedLoader:
         images = AugmentedImages(source, indices, self._pipeline(train=False), self.seed)
-        return self._loader(
-            images, EvalOrder(indices, self.config.eval_batch_size or self.config.batch_size, *self._place())
-        )
+        batch_size = self.config.eval_batch_size or self.config.batch_size
+        return self._loader(images, EvalOrder(indices, batch_size, *self._place()))
 
     def _loader(self, images: AugmentedImages, order: TrainOrder | EvalOrder, position: Any = None) -> CountedLoader:
         pin = torch.cuda.is_available() if self.config.pin_memory is None else self.config.pin_memory
