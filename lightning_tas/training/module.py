@@ -55,7 +55,7 @@ class ClassifierModule(LightningModule):
         train.check()
         if global_batch < 1:
             raise UserError(f"data.batch_size: the global batch is {global_batch}, it must be at least 1")
-        self.net = net
+        self.net = net.train()  # also where it was loaded for evaluation: Lightning leaves modes alone
         self.train_config = train
         self.global_batch = global_batch
         self.seed = seed
