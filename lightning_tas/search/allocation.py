@@ -58,17 +58,15 @@ class States:
         if classes == "sums":
             shift = units(values)
             return cls(shift, layers * shift[-1] + 1)
-        if classes == "counts":
-            # Counts of all choices but the smallest, as digits to the base layers + 1.
-            base = layers + 1
-            number = base ** (len(values) - 1)
-            if number > MAX_STATES:
-                raise UserError(
-                    f"classes: 'counts' of {len(values)} choices over {layers} layers are {number:,} states, "
-                    f"more than {MAX_STATES:,}; use classes='sums'"
-                )
-            return cls((0, *(base ** (c - 1) for c in range(1, len(values)))), number)
-        raise unknown("classes", classes, CLASSES)
+        # Counts of all choices but the smallest, as digits to the base layers + 1.
+        base = layers + 1
+        number = base ** (len(values) - 1)
+        if number > MAX_STATES:
+            raise UserError(
+                f"classes: 'counts' of {len(values)} choices over {layers} layers are {number:,} states, "
+                f"more than {MAX_STATES:,}; use classes='sums'"
+            )
+        return cls((0, *(base ** (c - 1) for c in range(1, len(values)))), number)
 
 
 def count_vectors(layers: int, choices: int, skip_unused_middle: bool = False) -> StateArray:
@@ -92,6 +90,24 @@ def count_vectors(layers: int, choices: int, skip_unused_middle: bool = False) -
     return rows
 
 
+def check_rule(values: Sequence[float], rule: str, classes: str) -> None:
+    """UserError when `rule` is unknown or cannot distribute the choices `values` within `classes`."""
+    if rule not in RULES:
+        raise unknown("allocation", rule, RULES)
+    if classes not in CLASSES:
+        raise unknown("classes", classes, CLASSES)
+    if len(values) < 3:
+        return  # one step only: sums and counts are the same
+    if rule == "released" and classes == "sums":
+        raise UserError("allocation: 'released' distributes counts of choices; use classes='counts'")
+    even = len({b - a for a, b in pairwise(units(values))}) == 1
+    if rule == "greedy" and (classes == "counts" or not even):
+        raise UserError(
+            "allocation: 'greedy' distributes a sum in equal steps; it needs classes='sums' and evenly spaced "
+            f"choices, got classes={classes!r} and {list(values)}; use 'dp'"
+        )
+
+
 class Allocator:
     """Allocations of one dimension (heads or MLP ratios) for all depths, see the module for shapes and rules."""
 
@@ -103,23 +119,12 @@ class Allocator:
         classes: str = "sums",
         skip_unused_middle: bool = False,
     ) -> None:
-        if rule not in RULES:
-            raise unknown("allocation", rule, RULES)
         self.gains = np.ascontiguousarray(gains, dtype=np.float64)
         self.values = tuple(values)
         self.rule, self.classes, self.skip_unused_middle = rule, classes, skip_unused_middle
         self.layers = gains.shape[1]
+        check_rule(self.values, rule, classes)
         self.states = States.build(values, self.layers, classes)
-        many = len(self.values) > 2
-        if rule == "released" and classes == "sums" and many:
-            raise UserError("allocation: 'released' distributes counts of choices; use classes='counts'")
-        if rule == "greedy" and many:
-            steps = {b - a for a, b in pairwise(units(values))}
-            if classes == "counts" or len(steps) > 1:
-                raise UserError(
-                    "allocation: 'greedy' distributes a sum in equal steps; it needs classes='sums' and evenly spaced "
-                    f"choices, got classes={classes!r} and {list(values)}; use 'dp'"
-                )
         self._decisions = self._forward() if rule == "dp" else None
 
     def allocate(self, depth: int) -> ChoiceArray:

@@ -16,14 +16,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_tas.costs import cost, cost_options
+from lightning_tas.costs import CostOptions, cost, cost_options
 from lightning_tas.errors import UserError, unknown
-from lightning_tas.search.bins import Bins
+from lightning_tas.search.bins import UNITS, Bins
 from lightning_tas.search.config import SelectConfig
 from lightning_tas.search.isomers import Elected, elect
 from lightning_tas.search.saliency import Progress, gaussian_images, gradient_pass
 from lightning_tas.search.selection import Candidate, Selection
-from lightning_tas.search.tables import Axes, build_tables
+from lightning_tas.search.tables import NORMS, Axes, Tables, build_tables
 from lightning_tas.spaces import SearchSpace
 
 MODES: dict[str, dict[str, Any]] = {
@@ -82,8 +82,8 @@ def select_preferred(
     largest = space.largest()
     cast(Any, net).check(largest)
     options = cost_options(net)
-    reach = _reach(space, net, unit)
-    bins = Bins.build(margin, unit, reach, limits or (None, None), whole_only=mode == "released")
+    bins = Bins.build(margin, unit, _reach(space, net, unit), limits or (None, None), whole_only=mode == "released")
+    _check_early(axes, options, rules, bins)
 
     seconds: dict[str, float] = {}
     if images is None:
@@ -97,13 +97,7 @@ def select_preferred(
         del saliency
     with _timed(seconds, "elect"):
         elected = elect(tables, options, space.family, **rules)
-        candidates, empty = _prefer(elected, bins, top)
-    if not candidates:
-        low, high = (r / 10**6 if unit == "Mparams" else r / 10**9 for r in reach)
-        raise UserError(
-            f"margin, limits: none of {len(elected)} classes falls in the bins up to {empty[-1]:g} {unit}; "
-            f"the space reaches {low:.6g} to {high:.6g} {unit}"
-        )
+        candidates, empty = prefer(elected, bins, top)
     settings = {
         "mode": mode,
         "unit": unit,
@@ -162,7 +156,22 @@ def _reach(space: SearchSpace, net: nn.Module, unit: str) -> tuple[int, int]:
     return int(column[0]), int(column[1])
 
 
-def _prefer(elected: Elected, bins: Bins, top: int) -> tuple[tuple[Candidate, ...], tuple[float, ...]]:
+def _check_early(axes: Axes, options: CostOptions, rules: dict[str, Any], bins: Bins) -> None:
+    """Refuse, before any gradient, rules that do not fit and bins that stay empty: costs do not depend on scores."""
+    if rules["norm"] not in NORMS:
+        raise unknown("norm", rules["norm"], NORMS)
+    elected = elect(Tables.zeros(axes), options, **{**rules, "norm": "none"})
+    costs = elected.costs.macs if bins.unit == "GMACs" else elected.costs.params
+    if (bins.index(costs) < 0).all():
+        scale = UNITS[bins.unit]
+        raise UserError(
+            f"margin, limits: none of the {len(elected)} isomer classes is in the bins from {bins.edges[0] / scale:g} "
+            f"to {bins.names[-1]:g} {bins.unit}; the space reaches {costs.min() / scale:.6g} to "
+            f"{costs.max() / scale:.6g} {bins.unit}"
+        )
+
+
+def prefer(elected: Elected, bins: Bins, top: int) -> tuple[tuple[Candidate, ...], tuple[float, ...]]:
     """The `top` best of every bin, and the bins that have none."""
     params, macs = elected.costs
     best = bins.best(macs if bins.unit == "GMACs" else params, elected.score, top)

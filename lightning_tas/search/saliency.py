@@ -77,22 +77,22 @@ def gradient_pass(
         raise UserError(f"micro_batch: {micro_batch} must be at least 1")
     _check_batch(net, images, labels, loss)
     number = len(images)
-    # The caller may be inside no_grad, inference mode or autocast.
+    # The caller may be inside no_grad, inference mode or autocast (which would also act on the backward pass).
     with torch.inference_mode(False), torch.enable_grad():
         twin = private_copy(net, device)
         where = next(twin.parameters())
-        for start in range(0, number, micro_batch):
-            part = slice(start, start + micro_batch)
-            with torch.autocast(where.device.type, enabled=False):
+        with torch.autocast(where.device.type, enabled=False):
+            for start in range(0, number, micro_batch):
+                part = slice(start, start + micro_batch)
                 logits = twin(images[part].to(where.device, where.dtype, copy=True), arch)
-            if loss == "logits":
-                objective = logits.sum()
-            else:
-                assert labels is not None
-                objective = F.cross_entropy(logits, labels[part].to(where.device), reduction="sum") / number
-            objective.backward()
-            if progress is not None:
-                progress(min(start + micro_batch, number), number)
+                if loss == "logits":
+                    objective = logits.sum()
+                else:
+                    assert labels is not None
+                    objective = F.cross_entropy(logits, labels[part].to(where.device), reduction="sum") / number
+                objective.backward()
+                if progress is not None:
+                    progress(min(start + micro_batch, number), number)
     return dict(_finite(twin))
 
 

@@ -61,6 +61,14 @@ class Tables:
     l1_heads: FloatArray
     l1_mlp: FloatArray
 
+    @classmethod
+    def zeros(cls, axes: Axes) -> Tables:
+        """Tables of a network without saliency, for what does not depend on scores."""
+        layers, widths = max(axes.depth), len(axes.embed_dim)
+        heads, mlp = ((layers, widths, len(c)) for c in (axes.num_heads, axes.mlp_ratio))
+        shapes = ((widths,), (layers, widths), heads, mlp, (layers,), heads, mlp)
+        return cls(axes, *(np.zeros(shape) for shape in shapes))
+
     def score(self, arch: Architecture) -> float:
         """Plain SNIP of one architecture of the axes' choices."""
         a = self.axes
@@ -78,12 +86,17 @@ class Tables:
         """
         if norm not in NORMS:
             raise unknown("norm", norm, NORMS)
-        heads, mlp = (self.l1_heads, self.l1_mlp) if norm == "l1l1" else (self.heads, self.mlp)
-        dead = np.flatnonzero((self.total <= 0) | (self.l1_heads[:, -1, -1] <= 0) | (self.l1_mlp[:, -1, -1] <= 0))
-        if norm != "none" and len(dead):
-            raise UserError(f"selection: no gradient reaches layer {dead[0]}, so its score cannot be normalised")
-        if norm == "paper":
-            heads, mlp = heads / self.total[:, None, None], mlp / self.total[:, None, None]
+        if norm == "none":
+            heads, mlp, alive = self.heads, self.mlp, np.ones(len(self.total), dtype=bool)
+        elif norm == "l1l1":
+            heads, mlp = self.l1_heads, self.l1_mlp
+            alive = (heads[:, -1, -1] > 0) & (mlp[:, -1, -1] > 0)
+        else:
+            alive = self.total > 0
+            scale = np.where(alive, self.total, 1.0)[:, None, None]
+            heads, mlp = self.heads / scale, self.mlp / scale
+        if not alive.all():
+            raise UserError(f"selection: no gradient reaches layer {np.argmin(alive)}, so its score has no normaliser")
         return heads.swapaxes(0, 1), mlp.swapaxes(0, 1)
 
 

@@ -107,7 +107,7 @@ def test_released_rule_from_the_largest_choice_down(seed: int, layers: int) -> N
         expected = [0] * layers
         free = set(range(layers))
         for choice, count in ((2, most), (1, middle)):
-            for layer in sorted(free, key=lambda i: -steps[i, choice - 1])[:count]:  # noqa: B023
+            for layer in sorted(free, key=lambda i: -steps[i, choice - 1])[:count]:
                 expected[layer] = choice
                 free.discard(layer)
         assert row.tolist() == expected

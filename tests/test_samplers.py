@@ -1,0 +1,202 @@
+"""Samplers: functions of (seed, step), with any number of candidates, in the proportions that they promise."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+import lightning_tas as tas
+from lightning_tas import Architecture
+from lightning_tas.costs import cost
+from lightning_tas.errors import UserError
+from lightning_tas.samplers import (
+    Sampler,
+    SamplerConfig,
+    balanced,
+    build_sampler,
+    names,
+    preferred,
+    register,
+    sandwich,
+    uniform,
+)
+from lightning_tas.spaces import isotropic
+
+SPACE = tas.space("autoformer_tiny")
+SMALL = isotropic("small", embed_dim=[24, 32], depth=[1, 2], num_heads=[1, 2], mlp_ratio=[1, 2])
+
+
+def archs(*shapes: tuple[int, int, int]) -> list[Architecture]:
+    """(width, depth, ratio) each."""
+    return [Architecture.vit(width, [3] * depth, [ratio] * depth) for width, depth, ratio in shapes]
+
+
+# The groups of the released tiny list: two of one candidate, then two of two.
+LIST = archs((192, 12, 4), (216, 12, 4), (240, 12, 3), (240, 12, 4), (240, 14, 3), (240, 14, 4))
+
+
+def all_samplers(seed: int = 0) -> dict[str, Sampler]:
+    return {
+        "uniform": uniform(SPACE, seed),
+        "sandwich of a space": sandwich(SPACE, seed),
+        "sandwich of a small space": sandwich(SMALL, seed),
+        "sandwich of a list": sandwich(SPACE, seed, candidates=LIST),
+        "preferred": preferred(LIST, seed),
+        "balanced": balanced(LIST, seed),
+    }
+
+
+@pytest.mark.parametrize("name", all_samplers())
+def test_function_of_seed_and_step(name: str) -> None:
+    sampler = all_samplers()[name]
+    assert isinstance(sampler, Sampler)
+    trace = [sampler(step) for step in range(40)]
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    state = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())  # type: ignore[index]
+    fresh = all_samplers()[name]
+    backwards = [fresh(step) for step in reversed(range(40))]  # as after a resume: no step needs the earlier ones
+    assert trace == backwards[::-1]
+    assert torch.equal(state[0], torch.get_rng_state())
+    assert state[1] == np.random.get_state()[1].tolist() and state[2] == random.getstate()  # type: ignore[index]
+    assert trace != [all_samplers(seed=1)[name](step) for step in range(40)]
+    assert len({tuple(group) for group in trace}) > 1
+    assert all(len(set(group)) == len(group) > 0 for group in trace)
+
+
+def test_uniform_over_the_space() -> None:
+    sampler = uniform(SPACE, 3)
+    drawn = [arch for step in range(600) for arch in sampler(step)]
+    assert len(drawn) == 600 and all(arch in SPACE for arch in drawn)
+    for key in ("embed_dim", "depth"):
+        assert chisquare(list(Counter(getattr(arch, key) for arch in drawn).values())).pvalue > 0.01
+    heads = Counter(h for arch in drawn for h in arch.num_heads)
+    assert chisquare(list(heads.values())).pvalue > 0.01
+    assert sampler.archs == ()
+
+
+def test_preferred_is_uniform_over_the_list() -> None:
+    sampler = preferred(LIST, 0)
+    counts = Counter(arch for step in range(6000) for arch in sampler(step))
+    assert set(counts) == set(LIST)
+    assert chisquare(list(counts.values())).pvalue > 0.01
+    assert sampler.archs == tuple(LIST)
+
+
+def test_balanced_is_uniform_over_groups_then_inside() -> None:
+    sampler = balanced(LIST, 0)
+    counts = Counter(arch for step in range(8000) for arch in sampler(step))
+    expected = [2000, 2000, 1000, 1000, 1000, 1000]
+    assert chisquare([counts[arch] for arch in LIST], expected).pvalue > 0.01
+    # The test has the power to tell it from uniform sampling of the list.
+    flat = Counter(arch for step in range(8000) for arch in preferred(LIST, 0)(step))
+    assert chisquare([flat[arch] for arch in LIST], expected).pvalue < 1e-6
+    groups = Counter((arch.embed_dim, arch.depth) for step in range(8000) for arch in sampler(step))
+    assert len(groups) == 4 and chisquare(list(groups.values())).pvalue > 0.01
+
+
+def test_balanced_ignores_the_order_of_the_list() -> None:
+    forth, back = balanced(LIST, 5), balanced(LIST[::-1], 5)
+    same = [(a.embed_dim, a.depth) for step in range(50) for a in forth(step)]
+    assert same == [(a.embed_dim, a.depth) for step in range(50) for a in back(step)]
+
+
+@pytest.mark.parametrize("make", [preferred, balanced, lambda c, s=0: sandwich(None, s, candidates=c)])
+@pytest.mark.parametrize("number", range(1, 7))
+def test_any_number_of_candidates(make: object, number: int) -> None:
+    sampler = make(LIST[:number])  # type: ignore[operator]
+    seen: set[Architecture] = set()
+    for step in range(200):
+        drawn = sampler(step)
+        assert 1 <= len(drawn) == len(set(drawn)) <= number
+        seen |= set(drawn)
+    assert seen == set(LIST[:number])
+
+
+@pytest.mark.parametrize("middle", [0, 1, 2, 5])
+def test_sandwich_of_a_list(middle: int) -> None:
+    sampler = sandwich(SPACE, 2, middle, candidates=LIST)
+    by_size = sorted(LIST, key=lambda arch: cost(arch).params)
+    middles: Counter[Architecture] = Counter()
+    for step in range(400):
+        drawn = sampler(step)
+        assert drawn[:2] == [by_size[-1], by_size[0]] and len(drawn) == 2 + min(middle, 4)
+        middles.update(drawn[2:])
+    if 0 < middle < 4:
+        assert set(middles) == set(by_size[1:-1]) and chisquare(list(middles.values())).pvalue > 0.01
+
+
+@pytest.mark.parametrize("space", [SPACE, SMALL], ids=["large", "small"])
+def test_sandwich_of_a_space(space: tas.SearchSpace) -> None:
+    sampler = sandwich(space, 2)
+    assert sampler.archs == () and sampler.covers_all_parameters
+    for step in range(50):
+        drawn = sampler(step)
+        assert len(drawn) == len(set(drawn)) == 4 and all(arch in space for arch in drawn)
+        assert drawn[0] == space.largest() and drawn[1] == space.smallest()
+    assert len({arch for step in range(50) for arch in sampler(step)}) > 10
+    lonely = isotropic("one", embed_dim=[24], depth=[1], num_heads=[1], mlp_ratio=[1])
+    assert sandwich(lonely, 0)(7) == [lonely.smallest()]
+    pair = isotropic("two", embed_dim=[24, 32], depth=[1], num_heads=[1], mlp_ratio=[1])
+    assert sandwich(pair, 0)(7) == [pair.largest(), pair.smallest()]
+
+
+def test_covers_all_parameters_says_whether_blocks_are_skipped() -> None:
+    deep = [arch for arch in LIST if arch.depth == 14]
+    assert not uniform(SPACE).covers_all_parameters
+    assert uniform(isotropic("flat", embed_dim=[24, 32], depth=[2], num_heads=[1], mlp_ratio=[1])).covers_all_parameters
+    assert not balanced(LIST).covers_all_parameters and not preferred(LIST).covers_all_parameters
+    assert balanced(deep).covers_all_parameters and preferred(LIST[:1]).covers_all_parameters
+    assert sandwich(None, candidates=LIST).covers_all_parameters
+    # The largest by parameters need not be the deepest.
+    wide = archs((192, 14, 1), (640, 12, 4))
+    assert not sandwich(None, candidates=wide).covers_all_parameters
+
+
+def test_repeated_candidates_count_once() -> None:
+    assert preferred(LIST[:2] * 3).archs == tuple(LIST[:2])
+
+
+def test_build_sampler() -> None:
+    assert {"uniform", "sandwich", "preferred", "balanced"} <= set(names())
+    for name, sampler in (
+        ("uniform", uniform(SPACE, 4)),
+        ("sandwich", sandwich(SPACE, 4, 3, LIST)),
+        ("preferred", preferred(LIST, 4)),
+        ("balanced", balanced(LIST, 4)),
+    ):
+        candidates = None if name == "uniform" else LIST
+        built = build_sampler(SamplerConfig(name, middle=3), SPACE, candidates, 4)
+        assert [built(s) for s in range(20)] == [sampler(s) for s in range(20)]
+    assert build_sampler(SamplerConfig("sandwich", middle=0), SPACE, None, 4)(0) == [SPACE.largest(), SPACE.smallest()]
+
+
+def test_users_register_their_own() -> None:
+    @register("test_largest_only")
+    def build(config: SamplerConfig, space: object, candidates: object, seed: int) -> Sampler:
+        return preferred([SPACE.largest()], seed)
+
+    assert "test_largest_only" in names()
+    assert build_sampler(SamplerConfig("test_largest_only"))(3) == [SPACE.largest()]
+    with pytest.raises(UserError, match="registered already"):
+        register("uniform")(build)
+
+
+def test_mistakes() -> None:
+    for name, space, candidates, message in (
+        ("balance", SPACE, LIST, "Did you mean 'balanced'"),
+        ("balanced", SPACE, None, "needs the list of candidates"),
+        ("preferred", SPACE, [], "list of candidates is empty"),
+        ("uniform", None, LIST, "needs a space"),
+        ("sandwich", None, None, "needs a space or a list"),
+    ):
+        with pytest.raises(UserError, match=message):
+            build_sampler(SamplerConfig(name), space, candidates)
+    with pytest.raises(UserError, match=r"sampler\.middle"):
+        sandwich(SPACE, middle=-1)
