@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,10 +53,9 @@ def test_round_trips_keep_equality_hash_and_id(arch: Architecture) -> None:
 
 def test_numbers_are_canonical() -> None:
     whole = Architecture.vit(192, num_heads=[3], mlp_ratio=[4])
-    for same in (
-        Architecture.vit(192.0, num_heads=[3.0], mlp_ratio=[4.0]),  # type: ignore[arg-type]
-        Architecture.vit(np.int16(192), num_heads=np.array([3]), mlp_ratio=np.array([4.0], dtype=np.float32)),  # type: ignore[arg-type]
-    ):
+    width: Any
+    for width, heads, ratio in ((192.0, [3.0], [4.0]), (np.int16(192), np.array([3]), np.float32([4]))):
+        same = Architecture.vit(width, num_heads=heads, mlp_ratio=ratio)
         assert same == whole and hash(same) == hash(whole) and same.id == whole.id
         assert json.dumps(same.to_dict()) == json.dumps(whole.to_dict())
     assert isinstance(whole.blocks[0].mlp_ratio, int)

@@ -103,7 +103,7 @@ def test_impossible_spaces(dimensions: list, predicates: list, stages: int, mess
         (lambda: Dimension("two words", "block", (1,)), "'two words' is not a name"),
         (lambda: Dimension("a", "blocks", (1,)), "Did you mean 'block'"),  # type: ignore[arg-type]
         (lambda: Dimension("a", "network", ((1,), (2,))), "a network dimension has one list"),
-        (lambda: Predicate("divisble", ("a", "b")), "Did you mean 'divisible'"),
+        (lambda: Predicate("divisibel", ("a", "b")), "Did you mean 'divisible'"),
         (lambda: Dimension.from_dict({"name": "a", "scope": "block"}), "dimension 'a': choices is missing"),
         (lambda: Dimension.from_dict({"name": "a", "scopes": 1}), "Did you mean 'scope'"),
         (lambda: Dimension.from_dict([1]), "expected mappings with name, scope and choices"),  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_predicates_that_tie_too_much_are_refused_at_once() -> None:
 
 def test_two_spellings_of_one_space_are_equal() -> None:
     flat = SearchSpace("x", "any", [DEPTH], stages=2)
-    nested = SearchSpace("x", "any", [Dimension("depth", "stage", ([1, 2], [1.0, 2.0]))], stages=2)  # type: ignore[arg-type]
+    nested = SearchSpace("x", "any", [Dimension("depth", "stage", ((1, 2), (1.0, 2.0)))], stages=2)
     assert flat == nested and flat.id == nested.id
 
 
