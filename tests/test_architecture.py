@@ -53,8 +53,8 @@ def test_round_trips_keep_equality_hash_and_id(arch: Architecture) -> None:
 
 def test_numbers_are_canonical() -> None:
     whole = Architecture.vit(192, num_heads=[3], mlp_ratio=[4])
-    width: Any
-    for width, heads, ratio in ((192.0, [3.0], [4.0]), (np.int16(192), np.array([3]), np.float32([4]))):
+    spellings: list[Any] = [(192.0, [3.0], [4.0]), (np.int16(192), np.array([3]), np.ones(1, np.float32) * 4)]
+    for width, heads, ratio in spellings:
         same = Architecture.vit(width, num_heads=heads, mlp_ratio=ratio)
         assert same == whole and hash(same) == hash(whole) and same.id == whole.id
         assert json.dumps(same.to_dict()) == json.dumps(whole.to_dict())
