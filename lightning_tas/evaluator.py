@@ -184,7 +184,7 @@ def _autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abs
 def _bar(batches: Iterable[Any], loader: Iterable[Any], max_batches: int | None, progress: bool) -> Iterable[Any]:
     if not progress:
         return batches
-    from tqdm.auto import tqdm
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     try:
         total: int | None = len(loader)  # type: ignore[arg-type]

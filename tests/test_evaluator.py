@@ -112,7 +112,7 @@ def test_modes_gradients_and_random_states_are_as_before() -> None:
     net = Elastic()
     net.first.eval()  # a frozen part keeps its own mode
     net.first.weight.grad = torch.ones_like(net.first.weight)
-    before = torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    before = torch.random.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy(), random.getstate()
 
     def noisy() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches():
@@ -127,7 +127,9 @@ def test_modes_gradients_and_random_states_are_as_before() -> None:
     assert (net.training, net.first.training, net.second.training, net.drop.training) == (True, False, True, True)
     assert torch.equal(net.first.weight.grad, torch.ones_like(net.first.weight)) and net.second.weight.grad is None
     assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1]) and random.getstate() == before[2]
+    assert (
+        np.array_equal(np.random.get_state(legacy=False)["state"]["key"], before[1]) and random.getstate() == before[2]
+    )
 
 
 def test_modes_return_after_an_error() -> None:

@@ -69,8 +69,8 @@ def plan(train: TrainConfig, peak: float, total_steps: int, steps_per_epoch: int
     if warmup >= total_epochs and warmup > 0:
         warmup, per_step = SHORT_RUN_WARMUP * total_epochs, True
         rank_zero_warn(
-            f"train.warmup_epochs={train.warmup_epochs:g} does not fit into {total_epochs:g} epochs of training: "
-            f"warming up for {warmup:g} epochs, the rate changing per step"
+            f"train.warmup_epochs={train.warmup_epochs:g} does not fit: training ends at epoch {total_epochs:g}; the "
+            f"warm-up ends at epoch {warmup:g} instead, and the rate changes per step"
         )
     lag = train.schedule_lag
     if lag and per_step:

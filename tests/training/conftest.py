@@ -44,11 +44,10 @@ def make_module(make_net: Callable[..., ElasticViT]) -> Callable[..., SupernetMo
     def make(
         train: TrainConfig | None = None, sampler: str | Sampler = "uniform", seed: int = 0, **given: Any
     ) -> SupernetModule:
-        named = isinstance(sampler, str)
         options: dict[str, Any] = {
             "net": given.pop("net", None) or make_net(),
-            "sampler": None if named else sampler,
-            "sampler_config": SamplerConfig(sampler) if named else None,
+            "sampler": None if isinstance(sampler, str) else sampler,
+            "sampler_config": SamplerConfig(sampler) if isinstance(sampler, str) else None,
             "train": train or TrainConfig(lr=1e-3, lr_batch=None, warmup_epochs=1),
             "global_batch": 8,
             "seed": seed,

@@ -116,8 +116,8 @@ def test_killed_and_resumed_equals_uninterrupted(
     for key in ("state_dict", "current_model_state", "averaging_state", "optimizer_states", "lr_schedulers"):
         same(got[key], want[key], key)
     for key in ("state_dict", "optimizer_states"):
-        ends = [torch.load(tmp_path / name / "end.ckpt", weights_only=True)[key] for name in ("rest", "whole")]
-        same(*ends, key)
+        got, want = (torch.load(tmp_path / name / "end.ckpt", weights_only=True)[key] for name in ("rest", "whole"))
+        same(got, want, key)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from lightning_tas.training.optim import build_optimiser, no_decay_patterns
 from lightning_tas.training.supernet_module import SupernetModule, candidate_labels
 
 Make = Callable[..., Any]
-PLAIN = {"mixup": 0.0, "cutmix": 0.0, "lr_batch": None}
+PLAIN: dict[str, Any] = {"mixup": 0.0, "cutmix": 0.0, "lr_batch": None}
 
 
 class Recorder(pl.Callback):
