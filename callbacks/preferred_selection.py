@@ -110,4 +110,4 @@ def make_selection(
         if batch is None:
             raise UserError("select.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
         images, targets = batch(select.batch_size)
-    return select_with(select, net, images=images, targets=targets, seed=seed)
+    return select_with(select, net, images=images, targets=targets, seed=seed, progress=True)

@@ -31,7 +31,7 @@ def step_memory(net: nn.Module, arch: Architecture | None, batch_size: int, acti
     """Count what forward and backward of `arch` hold at `batch_size`, float32 master weights, AdamW.
 
     Args:
-        net: supernet or stand-alone network on the meta device, with `img_size` and `in_chans`.
+        net: supernet or stand-alone network on the meta device, with `img_size` and `options`.
         arch: the sub-network, usually the largest that is trained; None for a stand-alone network.
         batch_size: images per process.
         activation_bytes: 4 in float32, 2 under bf16 or fp16 autocast (an estimate there: some tensors stay float32).
@@ -50,7 +50,7 @@ def step_memory(net: nn.Module, arch: Architecture | None, batch_size: int, acti
     def unpack(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    images = torch.empty(batch_size, net.in_chans, *net.img_size, device="meta")  # type: ignore[arg-type, misc]
+    images = torch.empty(batch_size, net.options["in_chans"], *net.img_size, device="meta")  # type: ignore
     was_training = net.training
     net.train()
     try:

@@ -98,13 +98,13 @@ def one_architecture(config: Config, study: Study, folder: RunFolder) -> tuple[s
 
 
 def architecture(given: Any) -> tuple[str, Architecture]:
-    """Read `arch=`: a file or run folder (optionally `FILE#LABEL`), a published name, or a mapping.
+    """Read `arch=`: a file or run folder (optionally `FILE@LABEL`), a published name, or a mapping.
 
     A result.json without a label means its most accurate network.
     """
     if not isinstance(given, str):
         return "arch", Architecture.from_dict(given)
-    path, _, label = given.partition("#")
+    path, _, label = given.rpartition("@") if "@" in given else (given, "", "")
     if path in PUBLISHED:
         return path, PUBLISHED[path]
     if not Path(path).exists():
@@ -125,7 +125,7 @@ def best_of(path: Path, archs: dict[str, Architecture] | None = None) -> tuple[s
         return label, archs[label]
     if len(archs) == 1:
         return next(iter(archs.items()))
-    raise UserError(f"arch: {str(path)!r} holds several architectures; name one: arch={path}#LABEL of {list(archs)}")
+    raise UserError(f"arch: {str(path)!r} holds several architectures; name one: arch={path}@LABEL of {list(archs)}")
 
 
 def measured_top1(path: Path) -> dict[str, float]:

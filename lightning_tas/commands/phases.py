@@ -171,7 +171,7 @@ def _fit(context: Context, phase: str, module: Any, callbacks: list[Callback]) -
 
 def _checkpoint_outputs(context: Context, phase: str, trainer: Trainer) -> Outputs:
     path = context.folder.checkpoints(context.index, phase) / FINAL
-    trainer.save_checkpoint(path)
+    trainer.save_checkpoint(path, weights_only=False)
     return {
         "checkpoint": str(path.relative_to(context.folder.path)),
         "steps": trainer.global_step,
