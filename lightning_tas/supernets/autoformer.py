@@ -1,8 +1,8 @@
 """The elastic ViT: one set of weights for every architecture of an AutoFormer space (weight entanglement).
 
-``net(x, arch)`` is stateless: the sub-network is an argument, its weights are cut from the shared ones inside `forward`
-(AutoFormer, section 3; PreNAS uses the same network). `subnet(arch)` copies them into a stand-alone network whose logits
-are the same bits.
+``net(x, arch)`` is stateless: the sub-network is an argument, its weights are cut from the shared ones inside
+`forward` (AutoFormer, section 3; PreNAS uses the same network). `subnet(arch)` copies them into a stand-alone network
+whose logits are the same bits.
 
 Shapes: B batch, C channels, (gh, gw) patch grid, N = 1 + gh * gw tokens (class token first), D allocated width,
 d width of the sub-network, h heads of 64.
@@ -278,7 +278,7 @@ class ElasticViT(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are not vectors or matrices of weights; relative tables are decayed (spec D0)."""
+        """Parameters to spare from weight decay besides vectors; relative tables are decayed, as in the references."""
         return {"cls_token", "pos_embed"} if self.pos_embed is not None else {"cls_token"}
 
     @torch.jit.ignore

@@ -1,9 +1,9 @@
 """Layers that hold the weights of the widest network and compute with the leading part that a call asks for.
 
-Weight entanglement (AutoFormer, section 3.2): every choice of a layer shares the weights of the smaller ones. Slices are
-cut inside `forward` and nothing about a call is kept, so weights may be moved, copied, averaged or replaced at any time.
-Slices are made contiguous so that a sub-network computes with operands laid out as in its extracted copy: the same
-kernels, the same bits.
+Weight entanglement (AutoFormer, section 3.2): every choice of a layer shares the weights of the smaller ones. Slices
+are cut inside `forward` and nothing about a call is kept, so weights may be moved, copied, averaged or replaced at any
+time. Slices are made contiguous so that a sub-network computes with operands laid out as in its extracted copy: the
+same kernels, the same bits.
 
 Shapes: B batch, N tokens, d width of the sub-network.
 """
@@ -46,8 +46,8 @@ class ElasticQKV(nn.Linear):
             bias = bias.unflatten(0, (width, 3)).t().flatten()
         return weight.contiguous(), bias.contiguous()
 
-    def forward(self, x: Tensor, width: int, bias_rule: str = "regroup") -> Tensor:
-        weight, bias = self.slice(x.shape[-1], width, bias_rule)
+    def forward(self, x: Tensor, width: int | None = None, bias_rule: str = "regroup") -> Tensor:
+        weight, bias = self.slice(x.shape[-1], self.out_features // 3 if width is None else width, bias_rule)
         return F.linear(x, weight, bias)
 
 

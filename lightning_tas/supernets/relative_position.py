@@ -1,7 +1,7 @@
 """Attention with 2-D relative position on keys and values, factorised.
 
-AutoFormer (Chen et al. 2021, section 3; after Shaw et al. 2018) adds a vector R_ij = T_v[dv(i,j)] + T_h[dh(i,j)] to key j
-and value j as query i sees them, dv and dh being the row and column offset key minus query:
+AutoFormer (Chen et al. 2021, section 3; after Shaw et al. 2018) adds a vector R_ij = T_v[dv(i,j)] + T_h[dh(i,j)] to
+key j and value j as query i sees them, dv and dh being the row and column offset key minus query:
 
     logits_ij = (q_i . k_j + q_i . R^K_ij) * scale        out_i = sum_j a_ij (v_j + R^V_ij)
 
@@ -119,8 +119,9 @@ def _relative(qkv: Tensor, keys: Tensor, values: Tensor, grid_size: tuple[int, i
         scale=HEAD_DIM**-0.5,
     ).transpose(1, 2)
     x, mass = x.split([HEAD_DIM, index.shape[-1]], -1)  # (B, N, H, D), (B, N, H, S)
-    per_row = mass.new_zeros(batch, tokens, heads, len(values)).scatter_add(-1, index, mass)  # (B, N, H, R)
-    return x + per_row @ values
+    zeros = mass.new_zeros(()).expand(batch, tokens, heads, len(values))
+    per_row = zeros.scatter_add(-1, index, mass)  # (B, N, H, S) -> (B, N, H, R)
+    return torch.addmm(x.flatten(0, 2), per_row.flatten(0, 2), values).view(batch, tokens, heads, HEAD_DIM)
 
 
 def _full_range(x: Tensor) -> AbstractContextManager[object]:

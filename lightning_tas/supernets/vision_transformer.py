@@ -48,7 +48,7 @@ def check_images(x: Tensor, options: NetOptions) -> None:
     wanted = (options.in_chans, *options.img_size)
     if x.dim() != 4 or tuple(x.shape[1:]) != wanted:
         raise UserError(
-            f"images: shape {tuple(x.shape)} does not fit; this network was built for (batch, {wanted[0]}, {wanted[1]}, "
+            f"images: shape {tuple(x.shape)} does not fit; this network takes (batch, {wanted[0]}, {wanted[1]}, "
             f"{wanted[2]}), that is in_chans={wanted[0]}, img_size=({wanted[1]}, {wanted[2]})"
         )
 
@@ -227,7 +227,7 @@ class VisionTransformer(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are not vectors or matrices of weights; relative tables are decayed (spec D0)."""
+        """Parameters to spare from weight decay besides vectors; relative tables are decayed, as in the references."""
         return {"cls_token", "pos_embed"} if self.pos_embed is not None else {"cls_token"}
 
     @torch.jit.ignore
