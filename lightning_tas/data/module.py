@@ -126,6 +126,19 @@ class TASDataModule(pl.LightningDataModule):
         """Lightning's hook, on every process."""
         self.load()
 
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint: which classes the numbers mean."""
+        return {"name": self.config.name, "class_names": list(self.class_names)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuse a checkpoint that was trained on other classes."""
+        if state_dict["class_names"] != self.class_names:
+            raise UserError(
+                f"resume: the checkpoint was trained on {len(state_dict['class_names'])} classes of "
+                f"data.name={state_dict['name']} ({', '.join(state_dict['class_names'][:3])}, ...); now data.name="
+                f"{self.config.name} has {len(self.class_names)} ({', '.join(self.class_names[:3])}, ...)"
+            )
+
     def _check_classes(self, data: ImageData) -> None:
         found = len(data.class_names)
         wanted = self.config.num_classes

@@ -177,3 +177,16 @@ def targets_of(dataset: Any) -> np.ndarray:
     if reader is not None and getattr(reader, "targets", None) is not None:
         return np.asarray(reader.targets, dtype=np.int64)
     return np.asarray([int(dataset[i][1]) for i in range(len(dataset))], dtype=np.int64)
+
+
+def class_names_of(dataset: Any) -> list[str]:
+    """Class names as the data set or timm's reader keeps them; numbers when neither has names."""
+    owner = getattr(dataset, "reader", dataset)
+    for attribute in ("class_to_idx", "class_name_to_idx"):
+        mapping = getattr(owner, attribute, None)
+        if mapping:
+            return [str(name) for name in sorted(mapping, key=mapping.__getitem__)]
+    names = getattr(dataset, "classes", None)
+    if names:
+        return [str(name) for name in names]
+    return [str(number) for number in range(int(targets_of(dataset).max()) + 1)]

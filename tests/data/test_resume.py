@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -67,13 +68,15 @@ def fit(
     ckpt: Path | None = None,
     callbacks: list[Callback] | None = None,
     limits: dict[str, Any] | None = None,
+    devices: int = 1,
 ) -> tuple[dict[tuple[int, int], str], list[Tensor]]:
     trace: dict[tuple[int, int], str] = {}
     module = Tiny(trace)
     trainer = pl.Trainer(
         default_root_dir=folder,
         accelerator="cpu",
-        devices=1,
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -126,11 +129,20 @@ def test_every_checkpoint_resumes_bit_for_bit(tmp_path: Path, num_workers: int, 
     assert len(set(whole[0].values())) == len(whole[0])
     checkpoints = sorted(tmp_path.glob("*.ckpt"))
     assert len(checkpoints) >= 15
-    if num_workers:  # starting workers is slow: the middle, the last batch, validation and the end of an epoch
+    assert torch.load(checkpoints[0], weights_only=True)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    if num_workers or "max_steps" in limits:  # fewer, for time: middle, last batch, validation, end of an epoch
         checkpoints = [p for p in checkpoints if p.stem in ("batch-6", "batch-8", "validation-4", "epoch-8")]
         assert len(checkpoints) == 4
     for ckpt in checkpoints:
         assert_continues(ckpt, whole, fit(tmp_path, num_workers, ckpt, limits=limits))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_epochs_cut_short_start_afresh(tmp_path: Path, num_workers: int) -> None:
+    """`limit_train_batches` leaves workers with prefetched batches behind; the next epoch must not see them."""
+    whole, _ = fit(tmp_path, num_workers=0)
+    cut, _ = fit(tmp_path, num_workers, limits={"max_epochs": 3, "limit_train_batches": 2})
+    assert cut == {key: digest for key, digest in whole.items() if key[1] < 2}
 
 
 class StopDuring(Callback):
@@ -168,19 +180,61 @@ class KillAfter(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def run_script(body: str, folder: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run `body` in a process of its own, with this file imported as `resume`."""
+    here = Path(__file__)
+    code = (
+        "import importlib.util, json, pathlib\n"
+        f"spec = importlib.util.spec_from_file_location('resume', {str(here)!r})\n"
+        "resume = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(resume)\n" + body
+    )
+    root = here.parents[2]
+    # The checkout is put on the path for when the package is not installed.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    if folder is None:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, env=environment)
+    # Lightning starts the other ranks by running the script again.
+    script = folder / "script.py"
+    script.write_text(code)
+    return subprocess.run([sys.executable, str(script)], capture_output=True, timeout=300, env=environment, cwd=folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_killed_process_resumes_bit_for_bit(tmp_path: Path, num_workers: int) -> None:
-    here = Path(__file__)
-    script = (
-        f"import importlib.util, pathlib\n"
-        f"spec = importlib.util.spec_from_file_location('resume', {str(here)!r})\n"
-        f"resume = importlib.util.module_from_spec(spec); spec.loader.exec_module(resume)\n"
+    killed = run_script(
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
         f"resume.fit(folder, {num_workers}, callbacks=[resume.KillAfter(folder, 6)])\n"
     )
-    # Started in the checkout's root so that the package is found when it is not installed.
-    killed = subprocess.run([sys.executable, "-c", script], cwd=here.parents[2], capture_output=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     ckpt = tmp_path / "killed-6.ckpt"
     assert_continues(ckpt, fit(tmp_path, 0), fit(tmp_path, num_workers, ckpt))
+
+
+@pytest.mark.slow
+def test_two_processes_resume_bit_for_bit(tmp_path: Path) -> None:
+    """Each rank repeats its own batches; together they see other images than one rank alone, and equal weights."""
+    done = run_script(
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "import os\n"
+        "for name, workers, ckpt in (('whole', 0, None), ('resumed', 2, folder / 'batch-3.ckpt')):\n"
+        "    saving = [resume.SaveEverywhere(folder)] if ckpt is None else []\n"
+        "    trace, weights = resume.fit(folder, workers, ckpt, saving, {'max_epochs': 3}, devices=2)\n"
+        "    trace = {f'{e}.{b}': v for (e, b), v in trace.items()}\n"
+        "    content = {'trace': trace, 'weights': [w.tolist() for w in weights]}\n"
+        "    rank = os.environ.get('LOCAL_RANK', '0')\n"
+        "    (folder / f'{name}-{rank}.json').write_text(json.dumps(content))\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    runs = {
+        f"{n}-{r}": json.loads((tmp_path / f"{n}-{r}.json").read_text()) for n in ("whole", "resumed") for r in "01"
+    }
+    assert len({str(run["weights"]) for run in runs.values()}) == 1
+    digests: list[str] = []
+    for rank in "01":
+        whole, resumed = runs[f"whole-{rank}"]["trace"], runs[f"resumed-{rank}"]["trace"]
+        assert len(whole) == 6 and resumed == {k: v for k, v in whole.items() if k in ("1.1", "2.0", "2.1")}
+        digests += whole.values()
+    assert len(set(digests)) == 12

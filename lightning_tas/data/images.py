@@ -1,0 +1,175 @@
+"""Built-in data sets that are read from image files: Flowers-102, folders, ImageNet, and timm's data set factory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import ConcatDataset
+
+from lightning_tas.data.arrays import missing
+from lightning_tas.data.config import DataConfig
+from lightning_tas.data.registry import IMAGENET_MEAN, IMAGENET_STD, Facts, ImageData, class_names_of, register
+from lightning_tas.data.shards import ShardImages
+from lightning_tas.errors import UserError
+
+# ---- Flowers-102 -----------------------------------------------------------------------------------------------------
+
+_FLOWERS = Facts(102, (224, 224), 3, IMAGENET_MEAN, IMAGENET_STD, num_train=2040, num_test=6149)
+
+
+@register("flowers102", _FLOWERS)
+def flowers102(config: DataConfig) -> ImageData:
+    """Oxford Flowers-102 in torchvision's layout; training and validation images together train (2,040)."""
+    from torchvision.datasets import Flowers102
+
+    expected = "flowers-102/jpg/*.jpg, flowers-102/imagelabels.mat and flowers-102/setid.mat (unchanged) in data.root"
+    get = "data.root=FOLDER data.download=true, or the files from https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
+    if config.root is None:
+        raise missing(config, expected, get)
+    try:
+        train, val, test = (
+            Flowers102(config.root, split, download=config.download) for split in ("train", "val", "test")
+        )
+    except RuntimeError as error:  # torchvision: not found, or checksums differ
+        raise missing(config, expected, get) from error
+    return ImageData(ConcatDataset([train, val]), test, list(Flowers102.classes))
+
+
+# ---- folder ----------------------------------------------------------------------------------------------------------
+
+
+@register("folder")
+def folder(config: DataConfig) -> ImageData:
+    """A folder per class under train/, and under test/ or val/.
+
+    With test/ and val/ both there, val/ is the search-validation split and nothing is held out of train/. Classes are
+    the folders of train/, in alphabetical order; other splits must not have others.
+    """
+    from torchvision.datasets import ImageFolder
+
+    expected = "train/CLASS/*.jpg and test/CLASS/*.jpg or val/CLASS/*.jpg (also png, webp, ...) in data.root"
+    get = "one folder of images for each class; data.root=FOLDER"
+    root = Path(config.root) if config.root is not None else None
+    found = [s for s in ("train", "val", "test") if root is not None and (root / s).is_dir()]
+    if root is None or "train" not in found or len(found) < 2:
+        raise missing(config, expected, get)
+    splits = {}
+    for split in found:
+        try:
+            splits[split] = ImageFolder(str(root / split), allow_empty=True)
+        except FileNotFoundError as error:  # no class folders
+            raise missing(config, expected, get) from error
+    classes = splits["train"].classes
+    for split, dataset in splits.items():
+        _same_classes(root / split, dataset.classes, classes)
+        if len(dataset) == 0:
+            raise UserError(f"data.root: no images in {root / split}; expected: {expected}")
+    test = splits.get("test", splits.get("val"))
+    val = splits["val"] if len(splits) == 3 else None
+    return ImageData(splits["train"], test, list(classes), val=val)  # type: ignore[arg-type]
+
+
+def _same_classes(where: Path | str, found: list[str], wanted: list[str]) -> None:
+    if found != wanted:
+        extra, lacking = sorted(set(found) - set(wanted)), sorted(set(wanted) - set(found))
+        differences = [f"not in training: {', '.join(extra[:5])}"] if extra else []
+        differences += [f"missing: {', '.join(lacking[:5])}"] if lacking else []
+        raise UserError(f"data.root: {where} has other classes than the training images ({'; '.join(differences)})")
+
+
+# ---- ImageNet --------------------------------------------------------------------------------------------------------
+
+_IMAGENET = Facts(1000, (224, 224), 3, IMAGENET_MEAN, IMAGENET_STD, num_train=1_281_167, num_test=50_000)
+_IMAGENET_EXPECTED = (
+    "in data.root, for train and for val (or validation): a folder with one folder or one .tar file per class, or one "
+    "train.tar and val.tar with a folder per class, or webdataset shards (*train*.tar with .jpg and .cls members)"
+)
+_IMAGENET_GET = "sign up at https://image-net.org, download ILSVRC2012 (classification) and set data.root=FOLDER"
+
+
+@register("imagenet", _IMAGENET)
+def imagenet(config: DataConfig) -> ImageData:
+    """ImageNet-1k, or any set laid out like it (then with `data.num_classes`)."""
+    if config.root is None or not Path(config.root).is_dir():
+        raise missing(config, _IMAGENET_EXPECTED, _IMAGENET_GET)
+    train, val = (_imagenet_split(config, split) for split in ("train", "val"))
+    names = class_names_of(train)
+    _same_classes(config.root, class_names_of(val), names)
+    return ImageData(train, val, names)
+
+
+def _imagenet_split(config: DataConfig, split: str) -> Any:
+    """timm's data set of one split, from whichever layout is there."""
+    from timm.data import ImageDataset, create_dataset
+    from timm.data.readers.reader_image_in_tar import ReaderImageInTar
+
+    root = Path(config.root or "")
+    synonyms = ["train", "training"] if split == "train" else ["val", "validation", "valid"]
+    for name in synonyms:
+        place = root / name
+        if place.is_dir() and any(entry.is_dir() for entry in os.scandir(place)):
+            return create_dataset("", root=str(place), search_split=False)
+        # Open tar files are not kept: worker processes would share the file position.
+        if place.is_dir() and any(place.glob("*.tar")):
+            shards = ShardImages.find(place, "*")
+            return shards or ImageDataset(str(place), reader=ReaderImageInTar(str(place), cache_tarfiles=False))
+        if place.with_suffix(".tar").is_file():
+            return create_dataset("", root=str(place.with_suffix(".tar")), search_split=False, cache_tarfiles=False)
+        shards = ShardImages.find(root, f"*{name}*")
+        if shards is not None:
+            return shards
+    raise missing(config, _IMAGENET_EXPECTED, _IMAGENET_GET)
+
+
+# ---- names with a prefix of timm's factory ---------------------------------------------------------------------------
+
+
+@register("torch/")
+@register("hfds/")
+def from_timm(config: DataConfig) -> ImageData:
+    """`torch/NAME` and `hfds/NAME` through `timm.data.create_dataset`: splits train and validation."""
+    from timm.data import create_dataset
+
+    mode = "L" if config.in_chans == 1 else "RGB"
+    try:
+        train, test = (
+            create_dataset(config.name, config.root, split, download=config.download, input_img_mode=mode)
+            for split in ("train", "validation")
+        )
+    except (ImportError, RuntimeError, AssertionError, ValueError, OSError) as error:
+        raise missing(
+            config, f"what timm.data.create_dataset({config.name!r}) reads ({error})", "see timm's documentation"
+        ) from error
+    return ImageData(train, test, class_names_of(train))
+
+
+@register("wds/")
+def webdataset(config: DataConfig) -> ImageData:
+    """`wds/NAME`: webdataset shards `*train*.tar` and `*val*.tar` (or `*test*.tar`) in `data.root`, random access."""
+    expected = "uncompressed shards *train*.tar and *val*.tar or *test*.tar with .jpg (or .png, ...) and .cls members"
+    train = test = None
+    if config.root is not None and Path(config.root).is_dir():
+        root = Path(config.root)
+        train = ShardImages.find(root, "*train*")
+        test = ShardImages.find(root, "*val*") or ShardImages.find(root, "*test*")
+    if train is None or test is None:
+        raise missing(config, expected, "write them with webdataset's ShardWriter and set data.root=FOLDER")
+    names = class_names_of(train)
+    if max(test.targets) >= len(names):
+        raise UserError(
+            f"data.root: {config.root} has test class {max(test.targets)}, training ends at {len(names) - 1}"
+        )
+    return ImageData(train, test, names)
+
+
+@register("tfds/")
+@register("hfids/")
+def refuse_streams(config: DataConfig) -> ImageData:
+    """Streams cannot be split, shuffled by a seed, or resumed in the middle of an epoch."""
+    prefix = config.name.split("/")[0]
+    raise UserError(
+        f"data.name: {config.name!r} is not valid; {prefix}/ gives a stream without random access, which can neither "
+        "be split nor resumed exactly; valid: folder, imagenet, torch/..., hfds/..., wds/... (shards on disk)"
+    )
