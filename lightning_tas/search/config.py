@@ -26,4 +26,4 @@ class SelectConfig:
     loss: str = "logits"
     images: str = "gaussian"
     batch_size: int = 64
-    micro_batch: int = 8
+    micro_batch: int = 4

@@ -51,7 +51,7 @@ def select_preferred(
     classes: str | None = None,
     skip_unused_middle: bool | None = None,
     batch_size: int = 64,
-    micro_batch: int = 8,
+    micro_batch: int = 4,
     device: torch.device | str | None = None,
     progress: bool | Progress = False,
 ) -> Selection:

@@ -60,7 +60,7 @@ def gradient_pass(
     images: Tensor,
     labels: Tensor | None = None,
     loss: str = "logits",
-    micro_batch: int = 8,
+    micro_batch: int = 4,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Saliency:

@@ -125,7 +125,7 @@ class _Parameters:
         if name not in self.saliency:
             return None
         weight, grad = self.saliency[name]
-        return torch.mul(grad.double(), weight).abs_()
+        return grad.to(torch.float64, copy=True).mul_(weight.double()).abs_()
 
     def grid(self, name: str, rows: Sequence[int], columns: Sequence[int]) -> FloatArray:
         """SNIP of every (first rows, first columns) slice of a matrix, at ascending distinct edges."""
@@ -198,7 +198,8 @@ def _layer(p: _Parameters, block: str, axes: Axes, released: bool) -> tuple[Floa
     for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "attn.proj.bias", "mlp.fc2.bias"):
         common += p.line(f"{block}.{name}", d)
     tables = sum(p.whole(name) for name in p.saliency if name.startswith(f"{block}.attn.rel_pos_"))
-    total = sum(p.whole(name) for name in p.saliency if name.startswith(f"{block}."))
+    # The whole block: beyond the slices of the widest network, which the saliency is of, every gradient is zero.
+    total = heads[-1, -1] + mlp[-1, -1] + common[-1] + tables
 
     # Published code takes the sums over all allocated rows but only the columns, for fc2 the rows, of the widest net.
     l1_heads = _ratio(qkv, p.l1l1(f"{block}.attn.qkv.weight", None, widest))

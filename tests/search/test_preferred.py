@@ -369,6 +369,29 @@ def test_released_selection_of_the_tiny_space(shared: Path) -> None:
         assert chosen[name].params == round(expected["num_params"] * 10**6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "margin", "limits", "bins"),
+    [
+        ("autoformer_tiny", 1, (5, 12), (6, 7, 8, 9, 10, 11)),
+        ("autoformer_small", 5, (13, 33), (18, 23, 28, 33)),
+        ("autoformer_base", 12, (30, 70), (42, 54, 66)),
+    ],
+)
+def test_released_grids_of_the_published_spaces(
+    name: str, margin: float, limits: tuple[float, float], bins: tuple[float, ...]
+) -> None:
+    torch.manual_seed(0)
+    net = tas.supernet(name)
+    found = tas.select_preferred(net, mode="released", margin=margin, limits=limits, batch_size=1)
+    assert tuple(c.bin for c in found) == bins
+    assert all(np.isfinite(c.score) and c.arch in net.space and c.params < c.bin * 10**6 for c in found)
+    assert [c.score for c in found] == sorted(c.score for c in found)
+    if name == "autoformer_base":
+        # Of the published B42 only one architecture's contents fit: the released loop demands one layer of ratio 3.5.
+        assert found[0].arch.num_heads == (9,) * 14 and sorted(found[0].arch.mlp_ratio) == [3] * 13 + [3.5]
+
+
 def ours(name: str) -> str:
     """Our name of a reference parameter."""
     for pattern, replacement in REFERENCE_NAMES:
