@@ -9,6 +9,7 @@ from lightning_tas.supernets.autoformer import ElasticViT
 from lightning_tas.supernets.checkpoints import load_checkpoint_file, load_reference, load_weights
 from lightning_tas.supernets.config import ModelConfig, NetOptions
 from lightning_tas.supernets.registry import Family, network, register_family, supernet
+from lightning_tas.supernets.timm_model import model_config, read_arch, tas_vit
 from lightning_tas.supernets.vision_transformer import VisionTransformer
 
 __all__ = [
@@ -20,7 +21,10 @@ __all__ = [
     "load_checkpoint_file",
     "load_reference",
     "load_weights",
+    "model_config",
     "network",
+    "read_arch",
     "register_family",
     "supernet",
+    "tas_vit",
 ]

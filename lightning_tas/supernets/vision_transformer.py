@@ -9,6 +9,7 @@ f = int(mlp_ratio * d) hidden width.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,6 +140,8 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.arch = check_family(Architecture.from_dict(arch) if isinstance(arch, Mapping) else arch)
         self._options = o = NetOptions.read(options)
+        if o.bias_rule != "regroup":
+            warnings.warn(f"bias_rule={o.bias_rule!r} has no effect on a stand-alone network", stacklevel=2)
         self.num_classes = o.num_classes
         self.embed_dim = self.num_features = self.head_hidden_size = d = int(self.arch.embed_dim)
         self.grad_checkpointing = False

@@ -1,0 +1,82 @@
+"""The stand-alone network in timm's model registry, as `tas_vit`, and the folder layout that timm loads it from.
+
+After importing this package, ``timm.create_model("tas_vit", arch=...)`` builds one; a folder holding
+``model.safetensors`` and ``config.json`` with the content of `model_config` loads in a clean process by
+``timm.create_model("local-dir:FOLDER", pretrained=True)``, fine-tuning arguments (num_classes, img_size) included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError
+from lightning_tas.supernets.checkpoints import adapt_weights
+from lightning_tas.supernets.config import NetOptions
+from lightning_tas.supernets.vision_transformer import VisionTransformer, describe
+
+__all__ = ["default_cfgs", "model_config", "read_arch"]
+
+# What timm assumes without a config file; the build options overrule input size and classes.
+default_cfgs = generate_default_cfgs({"tas_vit": describe(NetOptions())})
+
+
+def read_arch(arch: Architecture | Mapping[str, Any] | str | Path) -> Architecture:
+    """An architecture from itself, a mapping in any known layout, JSON text, or the path of a JSON file.
+
+    A file may also hold the architecture under the key ``arch``. `UserError` when it is none of these.
+    """
+    if isinstance(arch, Architecture):
+        return arch
+    if isinstance(arch, str | Path):
+        text = str(arch)
+        if not text.lstrip().startswith("{"):
+            if not Path(text).is_file():
+                raise UserError(f"arch: {text!r} is neither JSON text nor a file")
+            text = Path(text).read_text(encoding="utf-8")
+        try:
+            arch = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"arch: not JSON ({error})") from error
+    if not isinstance(arch, Mapping):
+        raise UserError(f"arch: expected a mapping, got {type(arch).__name__}")
+    return Architecture.from_dict(arch["arch"] if isinstance(arch.get("arch"), Mapping) else arch)
+
+
+@register_model
+def tas_vit(pretrained: bool = False, arch: Any = None, **kwargs: Any) -> VisionTransformer:
+    """timm entry point: the stand-alone network of `arch` (see `read_arch`), with the options of `NetOptions`."""
+    if arch is None:
+        raise UserError("arch: tas_vit needs an architecture: a mapping, JSON text or a file")
+    if "global_pool" in kwargs:
+        kwargs["pool"] = kwargs.pop("global_pool")
+    net: VisionTransformer = build_model_with_cfg(
+        VisionTransformer, "tas_vit", pretrained, arch=read_arch(arch), pretrained_filter_fn=_filter, **kwargs
+    )
+    return net
+
+
+def model_config(net: VisionTransformer, **pretrained_cfg: Any) -> dict[str, Any]:
+    """Content of the ``config.json`` beside ``model.safetensors``: how to rebuild `net`, and timm's description.
+
+    `pretrained_cfg` adds to the description: ``mean``, ``std``, ``interpolation``, ``crop_pct``, ``label_names``.
+    """
+    options = net.options
+    described = {**describe(NetOptions.read(options)), **pretrained_cfg}
+    return {
+        "architecture": described.pop("architecture"),
+        "num_classes": described.pop("num_classes"),
+        "num_features": net.num_features,
+        "model_args": {"arch": net.arch.to_dict(), **{k: v for k, v in options.items() if k != "num_classes"}},
+        "pretrained_cfg": described,
+    }
+
+
+def _filter(state: dict[str, Tensor], net: VisionTransformer) -> dict[str, Tensor]:
+    return adapt_weights(state, net)
