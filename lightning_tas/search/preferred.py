@@ -160,7 +160,7 @@ def _check_early(axes: Axes, options: CostOptions, rules: dict[str, Any], bins: 
     """Refuse, before any gradient, rules that do not fit and bins that stay empty: costs do not depend on scores."""
     if rules["norm"] not in NORMS:
         raise unknown("norm", rules["norm"], NORMS)
-    elected = elect(Tables.zeros(axes), options, **{**rules, "norm": "none"})
+    elected = elect(Tables.ones(axes), options, **{**rules, "norm": "none"})
     costs = elected.costs.macs if bins.unit == "GMACs" else elected.costs.params
     if (bins.index(costs) < 0).all():
         scale = UNITS[bins.unit]

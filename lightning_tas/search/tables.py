@@ -62,12 +62,12 @@ class Tables:
     l1_mlp: FloatArray
 
     @classmethod
-    def zeros(cls, axes: Axes) -> Tables:
-        """Tables of a network without saliency, for what does not depend on scores."""
+    def ones(cls, axes: Axes) -> Tables:
+        """Tables in which all is equal, for what does not depend on scores."""
         layers, widths = max(axes.depth), len(axes.embed_dim)
         heads, mlp = ((layers, widths, len(c)) for c in (axes.num_heads, axes.mlp_ratio))
         shapes = ((widths,), (layers, widths), heads, mlp, (layers,), heads, mlp)
-        return cls(axes, *(np.zeros(shape) for shape in shapes))
+        return cls(axes, *(np.ones(shape) for shape in shapes))
 
     def score(self, arch: Architecture) -> float:
         """Plain SNIP of one architecture of the axes' choices."""
@@ -82,21 +82,19 @@ class Tables:
         """(heads, mlp) as the allocation compares them, (E, L, H) and (E, L, R), under a normaliser of `NORMS`.
 
         "paper": eq. 13, each block divided by its total; "l1l1": as released; "none": plain SNIP.
-        Raises UserError when a layer's normaliser is zero (no gradient reached it).
+        Raises UserError when no gradient reached a layer: a zero by accident is no score.
         """
         if norm not in NORMS:
             raise unknown("norm", norm, NORMS)
-        if norm == "none":
-            heads, mlp, alive = self.heads, self.mlp, np.ones(len(self.total), dtype=bool)
-        elif norm == "l1l1":
+        alive = self.total > 0
+        heads, mlp = self.heads, self.mlp
+        if norm == "l1l1":
             heads, mlp = self.l1_heads, self.l1_mlp
             alive = (heads[:, -1, -1] > 0) & (mlp[:, -1, -1] > 0)
-        else:
-            alive = self.total > 0
-            scale = np.where(alive, self.total, 1.0)[:, None, None]
-            heads, mlp = self.heads / scale, self.mlp / scale
         if not alive.all():
-            raise UserError(f"selection: no gradient reaches layer {np.argmin(alive)}, so its score has no normaliser")
+            raise UserError(f"selection: no gradient reaches layer {np.argmin(alive)}, so it cannot be scored")
+        if norm == "paper":
+            heads, mlp = heads / self.total[:, None, None], mlp / self.total[:, None, None]
         return heads.swapaxes(0, 1), mlp.swapaxes(0, 1)
 
 

@@ -321,6 +321,11 @@ def test_a_layer_without_gradient_is_named() -> None:
     with pytest.raises(UserError, match="no gradient reaches layer 1"):
         tas.select_preferred(net, mode="released", margin=0.01, batch_size=2)
     assert len(tas.select_preferred(net, margin=0.01, batch_size=2))
+    with torch.no_grad():
+        net.head.weight.zero_()
+    for norm in ("paper", "none"):
+        with pytest.raises(UserError, match="no gradient reaches layer 0"):
+            tas.select_preferred(net, norm=norm, margin=0.01, batch_size=2)
 
 
 # --- goldens ----------------------------------------------------------------------------------------------------------
