@@ -133,7 +133,9 @@ class ClassifierModule(LightningModule):
         return None
 
     def configure_optimizers(self) -> Any:
-        optimiser = build_optimiser(self.net, self.train_config, self.peak_lr)
+        # Lightning cannot clip gradients of a fused optimiser that also undoes the loss scaling of float16.
+        fused = self.trainer.precision != "16-mixed"
+        optimiser = build_optimiser(self.net, self.train_config, self.peak_lr, fused)
         steps_per_epoch, total_steps = self._length()
         curve = plan(self.train_config, self.peak_lr, total_steps, steps_per_epoch)
         interval = "step" if curve.per_step else "epoch"
