@@ -1,6 +1,6 @@
 """`smoke=true`: the same recipe, whole, in seconds: synthetic images of the smallest sensible size, a few steps.
 
-Space, sampler, selection, optimiser and phases stay the recipe's own: those are what a smoke run is to try out.
+Space, sampler, selection rules, optimiser and phases stay the recipe's own: those are what a smoke run is to try out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ def overrides(tree: Any) -> dict[str, Any]:
     The image is at least two patches wide, so that position tables and token grids stay two-dimensional.
     """
     patch = int(tree.model.patch_size)
+    margin = float(tree.select.margin)
     side = patch * max(2, math.ceil(SMALLEST_SIDE / patch))
     return {
         "data.name": "synthetic",
@@ -25,11 +26,14 @@ def overrides(tree: Any) -> dict[str, Any]:
         "data.img_size": side,
         "data.num_classes": min(int(tree.data.num_classes or 10), 10),
         "data.batch_size": 8,
-        "data.eval_batch_size": 8,
+        "data.eval_batch_size": 128,
         "data.num_workers": 0,
+        "data.search_val": 0.1,
         "data.train_subset": IMAGES,
         "data.mean": None,
         "data.std": None,
+        # The rate as it stands: scaled to so small a batch it would lie under `train.min_lr`.
+        "train.lr_batch": None,
         "train.warmup_epochs": 1,
         "trainer.max_epochs": 2,
         "trainer.max_steps": None,
@@ -41,6 +45,8 @@ def overrides(tree: Any) -> dict[str, Any]:
         "trainer.limit_val_batches": 1,
         "trainer.check_val_every_n_epoch": 1,
         "trainer.log_every_n_steps": 1,
+        # The published spaces have up to 37 bins of one million parameters: five make one.
+        "select.margin": 5 * margin if margin >= 1 else margin,
         "select.batch_size": 4,
         "select.micro_batch": 2,
     }

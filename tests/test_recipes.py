@@ -1,0 +1,288 @@
+"""Every recipe: its values are the tables of the papers, it builds its real network, it plans and it runs whole.
+
+The literals are AutoFormer's appendix and PreNAS's table 7 (appendix C), not the released scripts, which contain slips
+(the script called "tiny" trains base with mixup on).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_tas.commands import build, recipes
+from lightning_tas.commands.compose import config_from
+from lightning_tas.commands.config import Config
+from lightning_tas.commands.entry import main
+from lightning_tas.commands.validate import get
+from lightning_tas.launch.files import read_json
+from lightning_tas.launch.results import read_architectures
+
+# D0: what AutoFormer, PreNAS and DeiT share.
+SHARED: dict[str, Any] = {
+    "data.name": "imagenet",
+    "data.img_size": 224,
+    "data.in_chans": None,
+    "data.batch_size": 128,
+    "data.crop": "rrc",
+    "data.crop_scale": [0.08, 1.0],
+    "data.crop_pct": 0.875,
+    "data.interpolation": "bicubic",
+    "data.hflip": 0.5,
+    "data.color_jitter": 0.4,
+    "data.reprob": 0.25,
+    "data.remode": "pixel",
+    "data.repeated_aug": 3,
+    "data.drop_last": True,
+    "data.mean": None,
+    "data.std": None,
+    "data.train_subset": None,
+    "model.patch_size": 16,
+    "model.relative_position": True,
+    "model.abs_pos": True,
+    "model.qkv_bias": True,
+    "model.pool": "avg",
+    "model.pre_norm": True,
+    "model.scale": False,
+    "model.bias_rule": "regroup",
+    "model.drop_rate": 0.0,
+    "model.attn_drop_rate": 0.0,
+    "model.drop_path_rate": 0.1,
+    "train.lr": 5e-4,
+    "train.lr_batch": 512,
+    "train.warmup_lr": 1e-6,
+    "train.betas": [0.9, 0.999],
+    "train.eps": 1e-8,
+    "train.label_smoothing": 0.1,
+    "train.mixup_prob": 1.0,
+    "train.mixup_switch_prob": 0.5,
+    "train.ema": False,
+    "train.schedule": "epoch",
+    "train.schedule_lag": False,
+    "train.decay_relative_position": True,
+    "train.from_checkpoint": None,
+    "trainer.gradient_clip_val": None,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.precision": "bf16-mixed",
+    "trainer.limit_train_batches": None,
+    "trainer.max_steps": None,
+}
+AUTOFORMER: dict[str, Any] = {
+    "phases": ["supernet", "measure"],
+    "sampler.name": "uniform",
+    "data.auto_augment": "rand-m9-mstd0.5-inc1",
+    "data.recount": 1,
+    "train.min_lr": 1e-5,
+    "train.warmup_epochs": 20,
+    "train.weight_decay": 0.05,
+    "train.mixup": 0.8,
+    "train.cutmix": 1.0,
+    "train.mixup_mode": "batch",
+    "trainer.max_epochs": 500,
+}
+PRENAS: dict[str, Any] = {
+    "phases": ["select", "supernet", "measure"],
+    "sampler.name": "balanced",
+    "select.mode": "paper",
+    "select.margin": 1.0,
+    "select.unit": "Mparams",
+    "select.low": None,
+    "select.high": None,
+    "select.top": 1,
+    "select.loss": "logits",
+    "select.images": "gaussian",
+    "select.allocation": None,
+    "select.norm": None,
+    "train.min_lr": 2e-5,
+    "train.warmup_epochs": 20,
+    "trainer.max_epochs": 500,
+}
+MIXED: dict[str, Any] = {
+    "train.weight_decay": 0.05,
+    "train.mixup": 0.8,
+    "train.cutmix": 1.0,
+    "train.mixup_mode": "elem",
+    "train.mixup_switch_prob": 0.5,
+}
+TABLES: dict[str, dict[str, Any]] = {
+    "autoformer_tiny": {**SHARED, **AUTOFORMER, "space": "autoformer_tiny"},
+    "autoformer_small": {**SHARED, **AUTOFORMER, "space": "autoformer_small"},
+    "autoformer_base": {**SHARED, **AUTOFORMER, "space": "autoformer_base"},
+    "prenas_tiny": {
+        **SHARED,
+        **PRENAS,
+        "space": "autoformer_tiny",
+        "data.auto_augment": "rand-m9-n2-mstd0.5-inc1",
+        "data.recount": 1,
+        "train.weight_decay": 0.02,
+        "train.mixup": 0.0,
+        "train.cutmix": 0.0,
+    },
+    "prenas_small": {
+        **SHARED,
+        **PRENAS,
+        **MIXED,
+        "space": "autoformer_small",
+        "data.auto_augment": "v0r-mstd0.5",
+        "data.recount": 1,
+    },
+    "prenas_base": {
+        **SHARED,
+        **PRENAS,
+        **MIXED,
+        "space": "autoformer_base",
+        "data.auto_augment": "rand-m10-n3-mstd0.5-inc1",
+        "data.recount": 2,
+    },
+    "retrain": {
+        **SHARED,
+        **AUTOFORMER,
+        "phases": ["retrain"],
+        "space": None,
+        "train.warmup_epochs": 5,
+        "trainer.max_epochs": 300,
+    },
+    "quickstart": {
+        "phases": ["select", "supernet", "measure"],
+        "data.name": "digits",
+        "data.root": None,
+        "data.img_size": None,
+        "model.patch_size": 2,
+        "sampler.name": "balanced",
+    },
+    "prenas_fashion_mnist": {
+        "phases": ["select", "supernet", "measure"],
+        "data.name": "fashion_mnist",
+        "data.img_size": None,
+        "sampler.name": "balanced",
+    },
+}
+# A1: choices, allocation (embed, heads, ratio, depth), exact sizes.
+SPACES: dict[str, tuple[list[int], list[int], list[int], list[float], tuple[int, int, int, int], int]] = {
+    "autoformer_tiny": ([192, 216, 240], [12, 13, 14], [3, 4], [3.5, 4], (256, 4, 4, 14), 1_056_964_608),
+    "autoformer_small": (
+        [320, 384, 448],
+        [12, 13, 14],
+        [5, 6, 7],
+        [3, 3.5, 4],
+        (448, 7, 4, 14),
+        3 * (9**12 + 9**13 + 9**14),
+    ),
+    "autoformer_base": (
+        [528, 576, 624],
+        [14, 15, 16],
+        [9, 10],
+        [3, 3.5, 4],
+        (640, 10, 4, 16),
+        3 * (6**14 + 6**15 + 6**16),
+    ),
+}
+ARCH = {"retrain": ["arch=prenas_ti"]}
+
+
+def config_of(name: str, *argv: str) -> Config:
+    return config_from("fit", [f"recipe={name}", *ARCH.get(name, []), *argv])
+
+
+def test_every_recipe_is_tested() -> None:
+    assert set(TABLES) == set(recipes.packaged())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_values(name: str) -> None:
+    config = config_of(name)
+    assert {key: get(config, key) for key in TABLES[name]} == TABLES[name]
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if TABLES[name]["data.name"] == "imagenet"])
+def test_published_batch_and_rate(name: str) -> None:
+    """8 processes of 128 images make the published global batch of 1024, at which the rate is 1e-3."""
+    config = config_of(name, "trainer.devices=8")
+    assert build.global_batch(config) == 1024
+    assert config.train.lr_batch is not None
+    assert config.train.lr * 1024 / config.train.lr_batch == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_spaces(name: str) -> None:
+    embed, depth, heads, ratio, allocated, size = SPACES[name]
+    space = build.space(config_of(name.replace("autoformer", "prenas")))
+    for key, choices in (("embed_dim", embed), ("depth", depth), ("num_heads", heads), ("mlp_ratio", ratio)):
+        assert list(space.choices(key)) == choices
+    assert tuple(space.allocated[key] for key in ("embed_dim", "num_heads", "mlp_ratio", "depth")) == allocated
+    assert space.size() == size
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_description_is_one_line(name: str) -> None:
+    file = recipes.packaged()[name].read_text(encoding="utf-8")
+    assert file.startswith("# ") and 20 < len(recipes.description(name)) < 120
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "retrain"])
+def test_builds_its_real_network_on_the_meta_device(name: str) -> None:
+    """Full size, without memory: the supernet holds the smallest and the largest architecture of its space."""
+    config = config_of(name)
+    data = build.data(config)
+    with torch.device("meta"):
+        net = build.make_supernet(build.space(config), **build.network_options(config, data))
+        for arch in (net.space.smallest(), net.space.largest()):
+            x = torch.empty(2, data.in_chans, *data.img_size)
+            assert net(x, arch).shape == (2, data.num_classes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_plan(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Sizes, preferred architectures, epochs, steps, MACs, memory; nothing written. Two images select fast."""
+    few = ["select.batch_size=2", "select.micro_batch=1", f"output_dir={tmp_path}"]
+    if name == "prenas_fashion_mnist":
+        few.append("data.name=synthetic")  # its files are not on every machine
+        few += ["data.img_size=28", "data.in_chans=1", "data.search_val=0.1"]
+    assert main("fit", [f"recipe={name}", "plan=true", *ARCH.get(name, []), *few]) == 0
+    out = capsys.readouterr().out
+    for word in ("params [M]" if name != "retrain" else "M params", "MACs", "epochs", "steps", "memory"):
+        assert word in out
+    assert ("preferred architectures" in out) == ("select" in TABLES[name]["phases"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def smoke(name: str, folder: Path, *argv: str) -> dict[str, Any]:
+    """Run a recipe whole under smoke=true; its result.json, checked."""
+    call = [f"recipe={name}", "smoke=true", f"output_dir={folder}", "run=a", *ARCH.get(name, []), *argv]
+    assert main("fit", call) == 0
+    run = folder / name / "a"
+    result: dict[str, Any] = read_json(run / "result.json")
+    assert result["recipe"] == name
+    assert all(0 <= entry["metrics"]["top1"] <= 100 for entry in result["architectures"])
+    assert all(phase["status"] == "finished" for phase in read_json(run / "study.json")["phases"])
+    assert (run / "metrics.csv").read_text().startswith("phase,")
+    if "select" in TABLES[name]["phases"]:
+        assert list(read_architectures(run / "selection.json")) == [e["label"] for e in result["architectures"]]
+    return result
+
+
+def test_smoke_quickstart(tmp_path: Path) -> None:
+    assert len(smoke("quickstart", tmp_path)["architectures"]) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "quickstart"])
+def test_smoke(name: str, tmp_path: Path) -> None:
+    smoke(name, tmp_path)
+
+
+@pytest.mark.slow
+def test_retrain_takes_a_result(tmp_path: Path) -> None:
+    """`retrain arch=<result.json>` needs nothing else; with ckpt= it starts from the inherited weights."""
+    result = smoke("quickstart", tmp_path)
+    run = tmp_path / "quickstart" / "a"
+    label = result["architectures"][0]["label"]
+    same_data = ["data.img_size=8", "model.patch_size=2"]
+    for extra in ([], [f"ckpt={run}"]):
+        call = ["recipe=retrain", "smoke=true", f"arch={run / 'result.json'}#{label}", *same_data, *extra]
+        assert main("fit", [*call, f"output_dir={tmp_path}", f"run=b{len(extra)}"]) == 0
+        (network,) = read_json(tmp_path / "retrain" / f"b{len(extra)}" / "result.json")["architectures"]
+        assert network["arch"] == result["architectures"][0]["arch"]
