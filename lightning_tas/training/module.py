@@ -33,6 +33,8 @@ from lightning_tas.training.optim import build_optimiser
 from lightning_tas.training.schedule import attach, plan
 
 Batch = tuple[Tensor, Tensor]
+_BAR_WIDTH = 3
+"""Accuracies of so many networks fit into a progress bar."""
 
 
 class ClassifierModule(LightningModule):
@@ -118,7 +120,8 @@ class ClassifierModule(LightningModule):
         return F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
 
     def _log_step(self, loss: Tensor, archs: Sequence[Architecture | None]) -> None:
-        self.log("train/loss", loss.detach(), on_step=True, on_epoch=False)
+        # A progress bar reads its values at every step, which would make the host wait for a GPU.
+        self.log("train/loss", loss.detach(), on_step=True, on_epoch=False, prog_bar=not loss.is_cuda)
         # Host-side numbers are logged as CPU tensors: Lightning would copy plain floats to the device, and wait.
         self.log("train/lr", torch.tensor(self._current_lr(), dtype=torch.float64), on_step=True, on_epoch=False)
         size = self.mean_params(archs)
@@ -188,7 +191,9 @@ class ClassifierModule(LightningModule):
             for name in ("top1", "top5", "loss"):
                 value = torch.tensor(getattr(accuracy, name), dtype=torch.float64)
                 # Every rank has the same sums already; "max" of equal values keeps them, and Lightning content.
-                self.log(f"{prefix}/{name}", value.to(self.device, torch.float32), reduce_fx="max", sync_dist=True)
+                value = value.to(self.device, torch.float32)
+                bar = name == "top1" and len(labels) <= _BAR_WIDTH
+                self.log(f"{prefix}/{name}", value, reduce_fx="max", sync_dist=True, prog_bar=bar)
         self._meters = {}
 
     # --- checkpoints ------------------------------------------------------------------------------------------------

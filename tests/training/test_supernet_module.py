@@ -13,12 +13,14 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from lightning_tas import spaces
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
 from lightning_tas.evaluator import evaluate
 from lightning_tas.search import Candidate
 from lightning_tas.spaces import SearchSpace
+from lightning_tas.supernets import supernet
 from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.optim import build_optimiser, no_decay_patterns
 from lightning_tas.training.supernet_module import SupernetModule, candidate_labels
@@ -304,6 +306,13 @@ def test_module_can_be_copied_before_and_after_training(
 def test_training_without_end_is_refused(make_module: Make, make_loader: Make, make_trainer: Make) -> None:
     with pytest.raises(UserError, match="no end"):
         make_trainer(max_epochs=-1).fit(make_module(), make_loader())
+
+
+def test_a_space_of_one_network_has_all_three_labels(make_module: Make) -> None:
+    space = spaces.isotropic("one", embed_dim=[16], depth=[1], num_heads=[1], mlp_ratio=[2])
+    module = make_module(net=supernet(space, num_classes=4, img_size=8, in_chans=1, patch_size=4), sampler="sandwich")
+    assert dict(module.reported()) == dict.fromkeys(("smallest", "middle", "largest"), space.largest())
+    assert module.architectures(0) == [space.largest()]
 
 
 def test_length_in_steps_alone(make_module: Make, make_loader: Make, make_trainer: Make) -> None:
