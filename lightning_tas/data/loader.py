@@ -50,10 +50,11 @@ class CountedLoader:
     """Iterates over the batches of an `Order`; stateful in the sense of Lightning.
 
     Not a `DataLoader`, so that Lightning replaces neither its sampler nor its seeding whatever the Trainer's flags.
-    `dataset.__getitems__(keys)` must return a whole batch. `position` gives the trainer's (epoch, finished batches
-    in it) and outranks the restored state: a run stopped by an exception had been handed a batch that it never
-    finished, and Lightning announces a wrong epoch when it resumes a run with `max_steps` from the end of an epoch.
-    Both are read when the first batch is asked for, not when `iter()` is called: Lightning calls `iter()` too early.
+    `dataset.__getitems__(keys)` must return a whole batch. `position` gives the trainer's (epoch, finished batches in
+    it), or None when no trainer drives this loader, and outranks the restored state: a run stopped by an exception had
+    been handed a batch that it never finished, and Lightning announces a wrong epoch when it resumes a run with
+    `max_steps` from the end of an epoch. Both are read when the first batch is asked for, not when `iter()` is called:
+    Lightning calls `iter()` too early.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class CountedLoader:
         order: Order,
         num_workers: int = 0,
         pin_memory: bool = False,
-        position: Callable[[], tuple[int, int]] | None = None,
+        position: Callable[[CountedLoader], tuple[int, int] | None] | None = None,
     ) -> None:
         self.dataset, self.sampler, self.num_workers = dataset, order, num_workers
         self._batches = _Batches(order)
@@ -119,10 +120,10 @@ class CountedLoader:
 
     def _start(self) -> int:
         restored, self._restored = self._restored, None
-        if self._position is not None:
-            epoch, finished = self._position()
-            self.set_epoch(epoch)
-            return finished
+        position = self._position(self) if self._position is not None else None
+        if position is not None:
+            self.set_epoch(position[0])
+            return position[1]
         return restored["batches"] if restored is not None and restored["epoch"] == self.epoch else 0
 
     def state_dict(self) -> dict[str, int]:

@@ -211,7 +211,7 @@ class TASDataModule(pl.LightningDataModule):
                 f"{len(self._splits.train)} training images, {order.samples} each: not one whole batch"
             )
         images = AugmentedImages(data.train, self._splits.train, self._pipeline(train=True), self.seed)
-        return self._loader(images, order, position=self._progress if self.trainer is not None else None)
+        return self._loader(images, order, self._progress)
 
     def val_dataloader(self) -> CountedLoader:
         """The search-validation split; the test set, with a warning, when nothing is held out."""
@@ -265,9 +265,10 @@ class TASDataModule(pl.LightningDataModule):
     def _pipeline(self, train: bool) -> Pipeline:
         return Pipeline(self.config, self.img_size, self.in_chans, self.mean, self.std, train)
 
-    def _progress(self) -> tuple[int, int]:
-        """(current epoch, batches of it that the trainer has finished)."""
-        assert self.trainer is not None
+    def _progress(self, loader: CountedLoader) -> tuple[int, int] | None:
+        """(current epoch, finished batches of it), for the loader that the trainer runs through."""
+        if self.trainer is None or self.trainer.train_dataloader is not loader:
+            return None  # somebody wants training images for another purpose, perhaps in the middle of an epoch
         return self.trainer.current_epoch, self.trainer.fit_loop.batch_idx + 1
 
     def _place(self) -> tuple[int, int]:

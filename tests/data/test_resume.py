@@ -145,6 +145,34 @@ def test_epochs_cut_short_start_afresh(tmp_path: Path, num_workers: int) -> None
     assert cut == {key: digest for key, digest in whole.items() if key[1] < 2}
 
 
+class Borrow(Callback):
+    """Uses training images for something else, in the middle and at the end of an epoch, and in validation."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[int, int]] = set()
+
+    def _borrow(self, trainer: pl.Trainer) -> None:
+        loader = trainer.datamodule.train_dataloader()  # type: ignore[attr-defined]
+        self.seen.add((loader.epoch, len(list(loader))))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *unused: Any) -> None:
+        self._borrow(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, *unused: Any) -> None:
+        self._borrow(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, *unused: Any) -> None:
+        self._borrow(trainer)
+
+
+def test_borrowed_training_images_leave_the_run_alone(tmp_path: Path) -> None:
+    borrow = Borrow()
+    whole, borrowed = fit(tmp_path, num_workers=0), fit(tmp_path, num_workers=0, callbacks=[borrow])
+    assert whole[0] == borrowed[0]
+    assert all(torch.equal(a, b) for a, b in zip(whole[1], borrowed[1], strict=True))
+    assert borrow.seen == {(0, STEPS)}
+
+
 class StopDuring(Callback):
     """Raises after a batch was handed out and before it is trained on; saves as `save_on_exception` does."""
 
