@@ -25,7 +25,7 @@ from lightning_tas.spaces import SearchSpace, resolve_space
 from lightning_tas.supernets import ElasticViT
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
-from lightning_tas.training.checkpoint import load_supernet
+from lightning_tas.training.checkpoint import initialise, load_supernet
 from lightning_tas.training.retrain import RetrainModule
 from lightning_tas.training.supernet_module import SupernetModule
 
@@ -62,9 +62,12 @@ def network_options(config: Config, source: TASDataModule | None = None) -> dict
 
 
 def supernet(config: Config, source: TASDataModule) -> ElasticViT:
-    """The supernet with the initial weights that (recipe, seed) determine."""
+    """The supernet with the initial weights that (recipe, seed, optional checkpoint) determine."""
     with seeded(config.seed, "init"):
-        return make_supernet(space(config), **network_options(config, source))
+        net = make_supernet(space(config), **network_options(config, source))
+    if config.train.from_checkpoint is not None:
+        initialise(net, config.train.from_checkpoint)
+    return net
 
 
 def global_batch(config: Config) -> int:
@@ -148,7 +151,9 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
     else:
         with seeded(config.seed, "init"):
             net = make_network(arch, **network_options(config, source))
-    return RetrainModule(net, config.train, global_batch=global_batch(config), seed=config.seed)
+    return RetrainModule(
+        net, config.train, global_batch=global_batch(config), seed=config.seed, class_names=source.class_names
+    )
 
 
 def device(config: Config) -> torch.device:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
@@ -37,7 +38,9 @@ def run(config: Config) -> None:
         return
     folder, resuming = locate(config)
     phases.check(config)
-    data = build.data(config)  # a missing data set ends the command here, with nothing written
+    data = build.data(config)
+    data.load()  # a missing data set ends the command here, with nothing written
+    fresh = not folder.path.exists()
     folder.create()
     main = global_rank() == 0
     study = Study(folder.study, config.phases, config_hash(config), write=main)
@@ -45,22 +48,29 @@ def run(config: Config) -> None:
         write_text(folder.config, to_yaml(config))
     context = phases.Context(config, folder, study, data_module=data)
     if main:
-        say(f"run folder: {folder.path}")
-    for index, name in enumerate(config.phases):
+        say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
+    try:
+        _run_phases(context)
+    except UserError:
+        # A mistake that only a phase could see (no architecture within the limits, say): leave nothing half-written.
+        if main and fresh and not any(study.status(index) == FINISHED for index in range(len(config.phases))):
+            shutil.rmtree(folder.path)
+        raise
+
+
+def _run_phases(context: Context) -> None:
+    """Run every phase that is not finished."""
+    from lightning_tas.commands.phases import PHASES
+
+    names, study = context.config.phases, context.study
+    for index, name in enumerate(names):
         if study.status(index) == FINISHED:
             continue
         context.index = index
         study.start(index)
-        if main:
-            say(f"phase {index + 1}/{len(config.phases)}: {name}")
-        study.finish(index, _in_phase(context, name))
-
-
-def _in_phase(context: Context, name: str) -> dict[str, Any]:
-    from lightning_tas.commands.phases import PHASES
-
-    outputs: dict[str, Any] = PHASES[name](context)
-    return outputs
+        if context.main:
+            say(f"phase {index + 1}/{len(names)}: {name}")
+        study.finish(index, PHASES[name](context))
 
 
 def locate(config: Config) -> tuple[RunFolder, bool]:

@@ -158,7 +158,7 @@ def _fit(context: Context, phase: str, module: Any, callbacks: list[Callback]) -
     resumed = last if last.exists() else None
     step = None
     if resumed is not None:
-        step = int(torch.load(resumed, map_location="cpu", weights_only=True)["global_step"])
+        step = int(torch.load(resumed, map_location="cpu", weights_only=True, mmap=True)["global_step"])
         if context.main:
             say(f"{phase}: continuing {resumed} (step {step})")
     callbacks = [*callbacks, *module.callbacks()] if hasattr(module, "callbacks") else callbacks

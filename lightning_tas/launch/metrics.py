@@ -79,7 +79,7 @@ class RunMetrics(Logger):
         """Queue one row; tensors become numbers when the row is written."""
         values = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in metrics.items()}
         epoch = values.pop("epoch", "")
-        row = {
+        place = {
             "phase": self._phase,
             "epoch": int(epoch) if epoch != "" else "",
             "step": step if step is not None else "",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.loggers.logger import Logger
 
@@ -19,6 +20,34 @@ if TYPE_CHECKING:
 
 LAST = "last.ckpt"
 FINAL = "final.ckpt"
+
+
+class ProgressBar(TQDMProgressBar):
+    """Lightning's bar with the loss and without the logger's version, which for us is the name of the phase.
+
+    Reading the loss makes the host wait for a GPU, so there the bar moves every 20 batches only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=20 if torch.cuda.is_available() else 1)
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The metrics shown beside the bar."""
+        shown: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        shown.pop("v_num", None)
+        if "train/loss" in trainer.callback_metrics:
+            shown["train/loss"] = f"{trainer.callback_metrics['train/loss'].item():.3f}"
+        return shown
+
+
+class _NoTips(logging.Filter):
+    """Drops Lightning's advertisements (and nothing else) from its log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Tip: For seamless" not in record.getMessage()
+
+
+_no_tips = _NoTips()
 
 
 def checkpoint_callbacks(folder: Path, settings: CheckpointConfig) -> list[Callback]:
@@ -90,6 +119,7 @@ def build_trainer(
             "log_every_n_steps",
         )
     }
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_no_tips)
     if settings.strategy == "auto" and world_size(settings) > 1:
         # A supernet step leaves blocks unused: DDP has to look for them.
         given["strategy"] = "ddp_find_unused_parameters_true"
@@ -101,7 +131,7 @@ def build_trainer(
         callbacks=[
             *callbacks,
             *checkpoint_callbacks(folder.checkpoints(index, phase), config.checkpoint),
-            TQDMProgressBar(),
+            ProgressBar(),
         ],
         # Our loaders shard themselves and know the epoch; Lightning's sampler would replace them.
         use_distributed_sampler=False,

@@ -1,0 +1,168 @@
+"""`fit` from end to end: what it writes, that it repeats itself, that it resumes, and how it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import time
+
+import pytest
+import torch
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.launch.results import comparable
+from lightning_tas.search import Selection
+
+from .conftest import TINY, command, result
+
+
+@pytest.fixture
+def whole(fit):
+    """A finished run."""
+    status, folder = fit("whole")
+    assert status == 0
+    return folder
+
+
+def test_a_study_writes_the_promised_folder(whole, capsys):
+    names = {path.name for path in whole.iterdir()}
+    assert names == {
+        "config.yaml", "study.json", "metrics.csv", "selection.json", "result.json", "allocation.png", "accuracy.png",
+        "phases",
+    }  # fmt: skip
+    record = result(whole)
+    for key in ("seed", "limits", "checkpoint_sha256", "versions", "command", "timing", "host", "run", "git"):
+        assert key in record
+    selection = Selection.from_dict(json.loads((whole / "selection.json").read_text()))
+    assert [Architecture.from_dict(entry["arch"]) for entry in record["architectures"]] == list(selection.archs)
+    for entry in record["architectures"]:
+        assert 0 <= entry["metrics"]["top1"] <= entry["metrics"]["top5"] <= 100
+        assert entry["metrics"]["samples"] == 360
+    study = json.loads((whole / "study.json").read_text())
+    assert [phase["status"] for phase in study["phases"]] == ["finished"] * 3
+
+
+def test_metrics_hold_every_preferred_network_each_epoch(whole):
+    with (whole / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    labels = [entry["label"] for entry in result(whole)["architectures"]]
+    for label in labels:
+        values = [row for row in rows if row[f"val/{label}/top1"]]
+        assert [row["epoch"] for row in values] == ["0", "1"]
+    assert {"train/loss", "train/lr", "train/params"} <= set(rows[0])
+
+
+def test_every_file_loads_without_pickle(whole):
+    checkpoints = list(whole.glob("phases/*/checkpoints/*.ckpt"))
+    assert checkpoints
+    for path in checkpoints:
+        assert "state_dict" in torch.load(path, weights_only=True)
+
+
+@pytest.mark.slow
+def test_the_same_seed_repeats_and_another_does_not(fit, whole):
+    status, again = fit("again")
+    assert status == 0
+    assert comparable(result(again)) | {"command": ""} == comparable(result(whole)) | {"command": ""}
+    status, other = fit("other", "seed=1")
+    assert result(other)["checkpoint_sha256"] != result(whole)["checkpoint_sha256"]
+
+
+@pytest.mark.slow
+def test_config_yaml_repeats_a_run(fit, whole, tmp_path):
+    from lightning_tas.commands.entry import main
+
+    arguments = [f"config={whole / 'config.yaml'}", "run=repeated"]
+    assert main("fit", arguments) == 0
+    repeated = whole.parent / "repeated"
+    assert result(repeated)["checkpoint_sha256"] == result(whole)["checkpoint_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_resumes_to_the_same_result(fit, tmp_path, workers):
+    extra = ["trainer.max_epochs=4", f"data.num_workers={workers}", "train.ema=true", "checkpoint.every_n_steps=1"]
+    status, straight = fit("straight", *extra)
+    assert status == 0
+    arguments = [*TINY, f"output_dir={tmp_path / 'runs'}", "run=killed", *extra]
+    killed = tmp_path / "runs" / "quickstart" / "killed"
+    process = command("lightning_tas.fit", *arguments)
+    while process.poll() is None and not list(killed.glob("phases/*/checkpoints/*step=*06.ckpt")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (killed / "result.json").exists(), "killed too late to test anything"
+    status, resumed = fit("killed", *extra, "resume=auto")
+    assert status == 0
+    assert result(resumed)["checkpoint_sha256"] == result(straight)["checkpoint_sha256"]
+    assert [e["metrics"] for e in result(resumed)["architectures"]] == [
+        e["metrics"] for e in result(straight)["architectures"]
+    ]
+    assert (resumed / "metrics.csv").read_text() == (straight / "metrics.csv").read_text()
+
+
+@pytest.mark.slow
+def test_retrain_takes_a_result_and_nothing_else(fit, whole, tmp_path):
+    from lightning_tas.commands.entry import main
+
+    label = result(whole)["architectures"][0]["label"]
+    status, alone = fit("alone", "phases=[retrain]", f"arch={whole / 'result.json'}@{label}")
+    assert status == 0
+    assert result(alone)["architectures"][0]["arch"] == result(whole)["architectures"][0]["arch"]
+    # From inherited weights, one step of nearly nothing away: the accuracy of the supernet's sub-network stays.
+    inherited = [f"ckpt={whole}", "train.lr=1e-12", "train.min_lr=0", "train.warmup_epochs=0", "train.weight_decay=0"]
+    status, tuned = fit("tuned", "phases=[retrain]", f"arch={whole / 'result.json'}@{label}", *inherited)
+    assert status == 0
+    before, after = (result(f)["architectures"][0]["metrics"] for f in (whole, tuned))
+    assert after["top1"] == before["top1"]
+    assert main("fit", ["recipe=retrain", "arch=nowhere.json", f"output_dir={tmp_path}"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["select.low=50"], "the space reaches"),
+        (["select.low=0.03", "select.high=0.03"], "limits"),
+        (["data.name=cifar10", "data.root=/nowhere"], "/nowhere"),
+        (["phases=[supernet]"], "phases needs 'select'"),
+        (["phases=[measure]"], "ckpt"),
+        (["phases=[retrain]"], "arch"),
+        (["phases=[retrain]", "arch={embed_dim: 16, num_heads: [1]}"], "arch|mlp_ratio"),
+        (["data.batch_size=100000"], "data.batch_size"),
+        (["resume=/nowhere"], "resume"),
+    ],
+)
+def test_mistakes_end_with_status_2_one_message_and_nothing_written(fit, tmp_path, capsys, overrides, message):
+    status, _ = fit("bad", *overrides)
+    captured = capsys.readouterr()
+    assert status == 2
+    assert len(captured.err.strip().splitlines()) == 1, captured.err
+    import re
+
+    assert re.search(message, captured.err), captured.err
+    assert not list((tmp_path / "runs").rglob("*.*")) if (tmp_path / "runs").exists() else True
+
+
+def test_a_used_folder_is_refused_and_kept(fit, whole, capsys):
+    before = (whole / "result.json").read_bytes()
+    status, _ = fit("whole")
+    assert status == 2
+    assert "resume=auto" in capsys.readouterr().err
+    assert (whole / "result.json").read_bytes() == before
+
+
+def test_resuming_under_another_recipe_is_refused(fit, whole, capsys):
+    status, _ = fit("whole", "resume=auto", "train.lr=1")
+    assert status == 2
+    assert "another configuration" in capsys.readouterr().err
+
+
+def test_plan_prints_and_writes_nothing(fit, tmp_path, capsys):
+    status, _ = fit("planned", "plan=true")
+    printed = capsys.readouterr().out
+    assert status == 0
+    for words in ("architectures", "preferred", "epochs", "steps", "MACs", "memory"):
+        assert words in printed
+    assert not (tmp_path / "runs").exists()
