@@ -35,9 +35,10 @@ from lightning_tas.supernets.relative_position import HEAD_DIM, RelativePosition
 from lightning_tas.supernets.vision_transformer import (
     FAMILY,
     VisionTransformer,
-    check_family,
+    check_arch,
     check_images,
     drop_path_rates,
+    quantities,
 )
 
 if TYPE_CHECKING:
@@ -170,19 +171,11 @@ class ElasticViT(nn.Module):
 
     def check(self, arch: Architecture) -> None:
         """`UserError` naming quantity, value and maximum when the allocated weights cannot hold `arch`."""
-        check_family(arch)
-        most = self.allocated
-        hidden_most = int(most["mlp_ratio"] * most["embed_dim"])
-        limits = [("embed_dim", arch.embed_dim, most["embed_dim"]), ("depth", arch.depth, most["depth"])]
-        for i, (heads, ratio) in enumerate(zip(arch.num_heads, arch.mlp_ratio, strict=True)):
-            limits.append((f"num_heads of block {i}", heads, most["num_heads"]))
-            hidden = int(ratio * arch.embed_dim)
-            limits.append((f"hidden width of block {i} (mlp_ratio {ratio} x embed_dim)", hidden, hidden_most))
-        for name, value, maximum in limits:
-            if value > maximum:
-                raise UserError(f"{name}: {value} exceeds what supernet {self.space.name!r} allocates, {maximum}")
-            if value < 1 or not float(value).is_integer():
-                raise UserError(f"{name}: {value} is not valid; it must be a whole number of at least 1")
+        check_arch(arch)
+        limits = {**self.allocated, "hidden": int(self.allocated["mlp_ratio"] * self.allocated["embed_dim"])}
+        for name, key, value in quantities(arch):
+            if value > limits[key]:
+                raise UserError(f"{name}: {value} exceeds what supernet {self.space.name!r} allocates, {limits[key]}")
 
     def embed(self, x: Tensor, embed_dim: int) -> Tensor:
         """Images (B, C, H, W) to the first block's tokens (B, N, embed_dim)."""
@@ -249,6 +242,7 @@ class ElasticViT(nn.Module):
 
     def subnet(self, arch: Architecture) -> VisionTransformer:
         """The stand-alone network of `arch` with copied weights, in this network's mode; draws no random numbers."""
+        self.check(arch)
         options = {**self.options, "allocated": self.allocated, "bias_rule": "regroup"}
         with torch.device("meta"):
             net = VisionTransformer(arch, **options)

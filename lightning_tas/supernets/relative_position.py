@@ -110,7 +110,8 @@ def _relative(qkv: Tensor, keys: Tensor, values: Tensor, grid_size: tuple[int, i
     batch, tokens, heads, _ = q.shape
     index = index[:, None].expand(batch, tokens, heads, -1)  # (B, N, H, S)
     indicator = member.to(q.dtype)[:, None].expand(batch, tokens, heads, -1)  # (B, N, H, S)
-    bias = (q @ keys.t()).gather(-1, index)  # (B, N, H, R) -> (B, N, H, S)
+    # Two-dimensional products throughout: `matmul` picks kernels, hence roundings, by who requires a gradient.
+    bias = (q.reshape(-1, HEAD_DIM) @ keys.t()).view(batch, tokens, heads, -1).gather(-1, index)  # (B, N, H, S)
     x = F.scaled_dot_product_attention(
         torch.cat([q, bias], -1).transpose(1, 2),  # (B, H, N, D + S)
         torch.cat([k, indicator], -1).transpose(1, 2),

@@ -33,14 +33,27 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(1, depth - 1) for i in range(depth)]
 
 
-def check_family(arch: object, family: str = FAMILY) -> Architecture:
-    """`arch` if it is an architecture of this family and one stage, else `UserError`."""
+def quantities(arch: Architecture) -> list[tuple[str, str, float]]:
+    """(name in words, key of the supernet's limit, value) of every size of a one-stage architecture."""
+    sizes: list[tuple[str, str, float]] = [("embed_dim", "embed_dim", arch.embed_dim), ("depth", "depth", arch.depth)]
+    for i, (heads, ratio) in enumerate(zip(arch.num_heads, arch.mlp_ratio, strict=True)):
+        sizes.append((f"num_heads of block {i}", "num_heads", heads))
+        hidden = int(ratio * arch.embed_dim)
+        sizes.append((f"hidden width of block {i} (mlp_ratio {ratio} x embed_dim)", "hidden", hidden))
+    return sizes
+
+
+def check_arch(arch: object, family: str = FAMILY) -> Architecture:
+    """`arch` if it is an architecture of this family, of one stage and of possible sizes, else `UserError`."""
     if not isinstance(arch, Architecture):
         raise UserError(f"arch: expected an Architecture, got {type(arch).__name__}")
     if arch.family != family:
         raise UserError(f"arch: family {arch.family!r} does not fit a network of family {family!r}")
     if len(arch.stages) != 1:
         raise UserError(f"arch: {len(arch.stages)} stages, but a network of family {family!r} has one")
+    for name, _, value in quantities(arch):
+        if value < 1 or not float(value).is_integer():
+            raise UserError(f"{name}: {value} is not valid; it must be a whole number of at least 1")
     return arch
 
 
@@ -138,7 +151,7 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, arch: Architecture | Mapping[str, Any], **options: Any) -> None:
         super().__init__()
-        self.arch = check_family(Architecture.from_dict(arch) if isinstance(arch, Mapping) else arch)
+        self.arch = check_arch(Architecture.from_dict(arch) if isinstance(arch, Mapping) else arch)
         self._options = o = NetOptions.read(options)
         if o.bias_rule != "regroup":
             warnings.warn(f"bias_rule={o.bias_rule!r} has no effect on a stand-alone network", stacklevel=2)
