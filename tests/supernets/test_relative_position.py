@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,7 +43,8 @@ def test_equals_the_explicit_form_with_gradients(naive: Any, gh: int, gw: int, h
     weights = torch.randn(2, 1 + gh * gw, 64 * heads, dtype=torch.float64)
     wanted = [qkv, *keys.parameters(), *values.parameters()]
     results = []
-    for form in (attention, partial(explicit, naive)):
+    forms: list[Callable[..., Tensor]] = [attention, partial(explicit, naive)]
+    for form in forms:
         out = form(qkv, keys, values, grid)
         results.append((out, *torch.autograd.grad((out * weights).sum(), wanted, allow_unused=False)))
     for fast, slow in zip(*results, strict=True):
@@ -86,10 +88,10 @@ def test_logits_beyond_float16_stay_finite_under_autocast(dtype: torch.dtype, re
     keys, values = tables(grid, 0, torch.float32), tables(grid, 1, torch.float32)
     qkv = 300 * torch.randn(1, 5, 3, 1, 64)
     assert (qkv[0, :, 0, 0] @ qkv[0, :, 1, 0].T).abs().max() > torch.finfo(torch.float16).max
-    arguments = (keys, values) if relative else (None, None)
-    exact = attention(qkv.to(dtype).float(), *arguments, grid)
+    used = (keys, values) if relative else (None, None)
+    exact = attention(qkv.to(dtype).float(), used[0], used[1], grid)
     with torch.autocast("cpu", dtype=dtype):
-        out = attention(qkv.to(dtype), *arguments, grid)
+        out = attention(qkv.to(dtype), used[0], used[1], grid)
     assert out.dtype == dtype
     assert torch.isfinite(out).all()
     torch.testing.assert_close(out.float(), exact, atol=2.0, rtol=2e-2)
