@@ -15,7 +15,7 @@ from lightning_tas.catalogue import PUBLISHED
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
-from lightning_tas.launch.results import pick, read_architectures
+from lightning_tas.launch.results import find_checkpoint, pick, read_architectures
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.trainer import world_size
@@ -145,7 +145,7 @@ def measured_top1(path: Path) -> dict[str, float]:
 def retrain_module(config: Config, source: TASDataModule, arch: Architecture) -> RetrainModule:
     """The Lightning module that trains `arch` alone: fresh weights, or inherited from the supernet `ckpt=`."""
     if config.ckpt is not None:
-        net = load_supernet(Path(config.ckpt)).net.subnet(arch)
+        net = load_supernet(find_checkpoint(config.ckpt)).net.subnet(arch)
         if net.num_classes != source.num_classes:
             net.reset_classifier(source.num_classes)
     else:

@@ -15,6 +15,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.launch.files import read_json, write_text
 from lightning_tas.launch.run_folder import RunFolder, global_rank, recipe_folder
 from lightning_tas.launch.study import FINISHED, Study
+from lightning_tas.launch.trainer import check_trainer
 
 if TYPE_CHECKING:
     from lightning_tas.commands.phases import Context
@@ -38,6 +39,7 @@ def run(config: Config) -> None:
         return
     folder, resuming = locate(config)
     phases.check(config)
+    check_trainer(config.trainer)
     data = build.data(config)
     data.load()  # a missing data set ends the command here, with nothing written
     fresh = not folder.path.exists()

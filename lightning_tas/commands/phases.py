@@ -28,10 +28,11 @@ from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import provenance
 from lightning_tas.launch.files import read_json, write_json
-from lightning_tas.launch.results import Specialised, write_result
+from lightning_tas.launch.results import Specialised, find_checkpoint, write_result
 from lightning_tas.launch.run_folder import RunFolder, global_rank
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.trainer import FINAL, LAST, build_trainer
+from lightning_tas.launch.wandb_logger import check_wandb
 from lightning_tas.search import Selection
 from lightning_tas.training.checkpoint import load_supernet
 
@@ -140,6 +141,9 @@ def check(config: Config) -> None:
     for name in config.phases:
         if name not in PHASES:
             raise unknown("phases", name, PHASES)
+    asked = [config.logger] if isinstance(config.logger, str) else list(config.logger or [])
+    if "wandb" in asked:
+        check_wandb()
     needs = config.sampler.name in ("preferred", "balanced")
     if needs and "supernet" in config.phases and "select" not in config.phases:
         raise UserError(
@@ -184,7 +188,7 @@ def _supernet_checkpoint(context: Context, outputs: Mapping[str, Any]) -> Path:
         return context.folder.path / outputs["checkpoint"]
     if context.config.ckpt is None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
-    return Path(context.config.ckpt)
+    return find_checkpoint(context.config.ckpt)
 
 
 def _measured_architectures(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,8 +33,12 @@ class Specialised:
     bin: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form."""
-        return {**asdict(self), "arch": self.arch.to_dict(), "id": self.arch.id, "metrics": dict(self.metrics)}
+        """JSON form; a metric that is not finite becomes null, with a warning, because JSON has no NaN."""
+        metrics = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+        lost = [key for key, value in metrics.items() if value is None]
+        if lost:
+            warnings.warn(f"{self.label}: {', '.join(lost)} not finite: has training diverged?", stacklevel=2)
+        return {**asdict(self), "arch": self.arch.to_dict(), "id": self.arch.id, "metrics": metrics}
 
 
 def write_result(path: Path, networks: list[Specialised], **fields: Any) -> dict[str, Any]:
@@ -76,3 +82,23 @@ def pick(archs: Mapping[str, Architecture], name: str, key: str = "arch") -> tup
         if name in (label, arch.id):
             return label, arch
     raise unknown(key, name, [*archs, *(arch.id for arch in archs.values())])
+
+
+def find_checkpoint(path: Path | str, key: str = "ckpt") -> Path:
+    """The checkpoint that `path` means: the file itself, or the last one that a run folder's phases handed on.
+
+    A run that is still training, or was stopped, has its newest `last.ckpt` instead.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise UserError(f"{key}: {str(path)!r} does not exist; give a checkpoint file or the folder of a run")
+        return path
+    study = path / "study.json"
+    phases = read_json(study, key=key)["phases"] if study.exists() else []
+    handed = [phase["outputs"]["checkpoint"] for phase in phases if "checkpoint" in phase["outputs"]]
+    found = [path / name for name in reversed(handed) if (path / name).exists()]
+    found += sorted(path.glob("phases/*/checkpoints/last.ckpt"), reverse=True)
+    if not found:
+        raise UserError(f"{key}: {str(path)!r} holds no checkpoint; give a checkpoint file or the folder of a run")
+    return found[0]

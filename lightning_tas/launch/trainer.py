@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,9 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from lightning_tas.errors import UserError
 from lightning_tas.launch.metrics import RunMetrics
 from lightning_tas.launch.run_folder import RunFolder
 
@@ -91,6 +95,40 @@ def loggers(config: Config, folder: RunFolder, phase: str, restored_step: int | 
     return made
 
 
+def _settings(settings: TrainerConfig) -> dict[str, Any]:
+    """`trainer.*` as Lightning's arguments."""
+    given: dict[str, Any] = asdict(settings)
+    if settings.strategy == "auto" and world_size(settings) > 1:
+        # A supernet step leaves blocks unused: DDP has to look for them.
+        given["strategy"] = "ddp_find_unused_parameters_true"
+    if given["max_steps"] is None:
+        given["max_steps"] = -1
+    return given
+
+
+def check_trainer(settings: TrainerConfig) -> None:
+    """Refuse, before anything is written, what Lightning would refuse when it starts.
+
+    Raises:
+        UserError: with Lightning's reason, for example an accelerator that this machine does not have.
+    """
+    if str(settings.strategy).startswith("deepspeed"):
+        try:
+            import deepspeed  # noqa: F401  # only whoever asks for it pays for importing it
+        except ImportError:
+            raise UserError(
+                f"trainer.strategy: {settings.strategy!r} needs the package deepspeed (pip install deepspeed); "
+                "valid without it: auto, ddp"
+            ) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Trainer(**_settings(settings), logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    except (MisconfigurationException, ImportError, ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"trainer: Lightning refuses these settings: {reason}") from None
+
+
 def build_trainer(
     config: Config,
     folder: RunFolder,
@@ -100,31 +138,8 @@ def build_trainer(
     restored_step: int | None = None,
 ) -> Trainer:
     """The Trainer of phase `index`; `config.trainer` fields go to Lightning under Lightning's own names."""
-    settings = config.trainer
-    given: dict[str, Any] = {
-        name: getattr(settings, name)
-        for name in (
-            "accelerator",
-            "devices",
-            "num_nodes",
-            "strategy",
-            "precision",
-            "max_epochs",
-            "max_steps",
-            "accumulate_grad_batches",
-            "gradient_clip_val",
-            "limit_train_batches",
-            "limit_val_batches",
-            "check_val_every_n_epoch",
-            "log_every_n_steps",
-        )
-    }
+    given = _settings(config.trainer)
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_no_tips)
-    if settings.strategy == "auto" and world_size(settings) > 1:
-        # A supernet step leaves blocks unused: DDP has to look for them.
-        given["strategy"] = "ddp_find_unused_parameters_true"
-    if given["max_steps"] is None:
-        given["max_steps"] = -1
     return Trainer(
         **given,
         logger=loggers(config, folder, phase, restored_step),

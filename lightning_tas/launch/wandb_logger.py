@@ -13,12 +13,17 @@ if TYPE_CHECKING:
     from lightning_tas.commands.config import Config
 
 
-def wandb_logger(config: Config, folder: RunFolder, phase: str) -> WandbLogger:
-    """One W&B run per job, named after the run folder; `phase` is a field of its configuration."""
+def check_wandb() -> None:
+    """UserError, by name, when the package is missing."""
     try:
-        import wandb  # noqa: F401  # fails here, by name, and not inside Lightning
+        import wandb  # noqa: F401  # fails here, and not inside Lightning
     except ImportError:
         raise UserError("logger: 'wandb' needs the package wandb (pip install wandb); valid without it: csv") from None
+
+
+def wandb_logger(config: Config, folder: RunFolder, phase: str) -> WandbLogger:
+    """One W&B run per job, named after the run folder; `phase` is a field of its configuration."""
+    check_wandb()
     from pytorch_lightning.loggers import WandbLogger
 
     settings = config.wandb

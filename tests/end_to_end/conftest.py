@@ -32,10 +32,16 @@ def fit(tmp_path: Path) -> Callable[..., tuple[int, Path]]:
     """Run `fit` in this process: `fit("run", "key=value", ...)` gives (exit status, run folder)."""
 
     def run(name: str, *overrides: str) -> tuple[int, Path]:
-        status = main("fit", [*TINY, f"output_dir={tmp_path / 'runs'}", f"run={name}", *overrides])
+        status = main("fit", arguments(tmp_path, name, *overrides))
         return status, tmp_path / "runs" / "quickstart" / name
 
     return run
+
+
+def arguments(tmp_path: Path, name: str, *overrides: str) -> list[str]:
+    """The command line of a tiny study; `overrides` replace what TINY says."""
+    given = dict(item.split("=", 1) for item in (*TINY, f"output_dir={tmp_path / 'runs'}", f"run={name}", *overrides))
+    return [f"{key}={value}" for key, value in given.items()]
 
 
 def command(*arguments: str, cwd: Path | None = None, **options: Any) -> subprocess.Popen[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import time
 
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.commands.entry import main
 from lightning_tas.launch.results import comparable
 from lightning_tas.search import Selection
 
-from .conftest import TINY, command, result
+from .conftest import arguments, command, result
 
 
 @pytest.fixture
@@ -71,10 +73,7 @@ def test_the_same_seed_repeats_and_another_does_not(fit, whole):
 
 @pytest.mark.slow
 def test_config_yaml_repeats_a_run(fit, whole, tmp_path):
-    from lightning_tas.commands.entry import main
-
-    arguments = [f"config={whole / 'config.yaml'}", "run=repeated"]
-    assert main("fit", arguments) == 0
+    assert main("fit", [f"config={whole / 'config.yaml'}", "run=repeated"]) == 0
     repeated = whole.parent / "repeated"
     assert result(repeated)["checkpoint_sha256"] == result(whole)["checkpoint_sha256"]
 
@@ -86,9 +85,8 @@ def test_a_killed_run_resumes_to_the_same_result(fit, tmp_path, workers):
     extra = ["trainer.max_epochs=4", f"data.num_workers={workers}", "train.ema=true", "checkpoint.every_n_steps=1"]
     status, straight = fit("straight", *extra)
     assert status == 0
-    arguments = [*TINY, f"output_dir={tmp_path / 'runs'}", "run=killed", *extra]
     killed = tmp_path / "runs" / "quickstart" / "killed"
-    process = command("lightning_tas.fit", *arguments)
+    process = command("lightning_tas.fit", *arguments(tmp_path, "killed", *extra))
     while process.poll() is None and not list(killed.glob("phases/*/checkpoints/*step=*06.ckpt")):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -105,8 +103,6 @@ def test_a_killed_run_resumes_to_the_same_result(fit, tmp_path, workers):
 
 @pytest.mark.slow
 def test_retrain_takes_a_result_and_nothing_else(fit, whole, tmp_path):
-    from lightning_tas.commands.entry import main
-
     label = result(whole)["architectures"][0]["label"]
     status, alone = fit("alone", "phases=[retrain]", f"arch={whole / 'result.json'}@{label}")
     assert status == 0
@@ -139,8 +135,6 @@ def test_mistakes_end_with_status_2_one_message_and_nothing_written(fit, tmp_pat
     captured = capsys.readouterr()
     assert status == 2
     assert len(captured.err.strip().splitlines()) == 1, captured.err
-    import re
-
     assert re.search(message, captured.err), captured.err
     assert not list((tmp_path / "runs").rglob("*.*")) if (tmp_path / "runs").exists() else True
 
@@ -166,3 +160,22 @@ def test_plan_prints_and_writes_nothing(fit, tmp_path, capsys):
     for words in ("architectures", "preferred", "epochs", "steps", "MACs", "memory"):
         assert words in printed
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("override", ["trainer.accelerator=tpu", "trainer.devices=[7]"])
+def test_what_lightning_refuses_is_refused_before_anything_is_written(fit, tmp_path, capsys, override):
+    extra = ["trainer.accelerator=gpu"] if "devices" in override else []
+    if torch.cuda.is_available():
+        pytest.skip("this machine may have what the test takes away")
+    status, _ = fit("bad", override, *extra)
+    captured = capsys.readouterr()
+    assert (status, len(captured.err.strip().splitlines())) == (2, 1), captured.err
+    assert captured.err.startswith("lightning_tas.fit: trainer")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_diverged_run_still_ends_with_a_result(fit, recwarn):
+    status, folder = fit("diverged", "train.lr=1e30", "train.warmup_epochs=0")
+    assert status == 0
+    assert any("not finite" in str(warning.message) for warning in recwarn)
+    assert any(entry["metrics"]["loss"] is None for entry in result(folder)["architectures"])
