@@ -282,7 +282,7 @@ def test_retrain_takes_a_result(tmp_path: Path) -> None:
     label = result["architectures"][0]["label"]
     same_data = ["data.img_size=8", "model.patch_size=2"]
     for extra in ([], [f"ckpt={run}"]):
-        call = ["recipe=retrain", "smoke=true", f"arch={run / 'result.json'}#{label}", *same_data, *extra]
+        call = ["recipe=retrain", "smoke=true", f"arch={run / 'result.json'}@{label}", *same_data, *extra]
         assert main("fit", [*call, f"output_dir={tmp_path}", f"run=b{len(extra)}"]) == 0
         (network,) = read_json(tmp_path / "retrain" / f"b{len(extra)}" / "result.json")["architectures"]
         assert network["arch"] == result["architectures"][0]["arch"]

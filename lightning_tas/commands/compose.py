@@ -27,6 +27,8 @@ from lightning_tas.errors import UserError
 
 # Paths and names: taken as typed, where Hydra's grammar would need quotes around spaces, '=' or brackets.
 VERBATIM = ("recipe", "config", "run", "output_dir", "resume", "ckpt", "data.root", "train.from_checkpoint")
+# The same, unless they are written out as a mapping.
+VERBATIM_OR_MAPPING = ("arch", "space")
 # What config=RUN/config.yaml does not repeat: which run it was, and how it was started.
 NOT_REPEATED = ("config", "run", "resume", "plan")
 _CHOICES = ("recipe", "config")
@@ -81,7 +83,7 @@ def parse(argument: str) -> Setting:
         hint = f"recipe={argument}" if argument in recipes.packaged() else f"{argument}=value"
         raise UserError(f"{argument!r} is not of the form key=value; did you mean {hint!r}?")
     schema.check_key(key)
-    if key in VERBATIM:
+    if key in VERBATIM or (key in VERBATIM_OR_MAPPING and not value.startswith("{")):
         return _verbatim(key, value)
     try:
         parsed = OverridesParser.create().parse_override(argument)
@@ -130,7 +132,8 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
         raise UserError(
             f"ckpt: {command} needs a trained network; give ckpt=RUN (folder of a run) or a checkpoint file"
         )
-    return recipes.Recipe("", "", {}, ())  # an official checkpoint: the schema's defaults and the command line
+    # A released checkpoint: ImageNet, and the space that its width tells.
+    return recipes.Recipe("", "", {"space": None, "data": {"name": "imagenet"}}, ())
 
 
 def _repeated(path: Path, key: str) -> recipes.Recipe:

@@ -164,6 +164,7 @@ def test_overrides_reach_the_configuration() -> None:
             "data.root=/a path/with=signs/it's (here)\\",
             "run=20240101",
             "logger=[csv,wandb]",
+            "ckpt=.",
             "space={extends: autoformer_tiny, depths: [12, 13]}",
             "arch={family: autoformer, stages: []}",
         ],
@@ -177,9 +178,15 @@ def test_overrides_reach_the_configuration() -> None:
     assert config.data.root == "/a path/with=signs/it's (here)\\"
     assert config.run == "20240101"
     assert config.logger == ["csv", "wandb"]
+    assert config.ckpt == "."
     assert config.space == {"extends": "autoformer_tiny", "depths": [12, 13]}
     assert config.arch == {"family": "autoformer", "stages": []}
     assert config.train.weight_decay == 0.02, "what is not overridden stays the recipe's"
+
+
+def test_names_and_paths_need_no_quotes() -> None:
+    config = config_from("fit", [Q, "arch=runs/my run (2)/result.json@0.3M", "space='a=b.yaml'"])
+    assert (config.arch, config.space) == ("runs/my run (2)/result.json@0.3M", "a=b.yaml")
 
 
 def test_a_users_file_inherits(tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""What `ckpt=` and `arch=` mean where trained weights are used: a run, one of its checkpoints, or a released file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.catalogue import PUBLISHED, SPACES
+from lightning_tas.commands import build
+from lightning_tas.commands.config import Config
+from lightning_tas.data import TASDataModule
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.launch.results import find_checkpoint, read_architectures
+from lightning_tas.spaces import SearchSpace, resolve_space
+from lightning_tas.supernets import load_checkpoint_file, load_weights
+from lightning_tas.supernets import network as make_network
+from lightning_tas.supernets import supernet as make_supernet
+from lightning_tas.supernets.checkpoints import weights_of
+from lightning_tas.training.checkpoint import KEY, load_network, load_supernet
+
+# Width that a released supernet allocates, and the space it belongs to.
+SPACE_OF_WIDTH = {256: "autoformer_tiny", 448: "autoformer_small", 640: "autoformer_base"}
+HEAD_DIM = 64
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network: a supernet, or (`alone`) a stand-alone one, whose single architecture `archs` holds.
+
+    `archs`: the architectures that have a label here, in the order in which tables list them. `weights`: "live",
+    "ema" (averaged during training) or "official". `run`: the folder of the run that `checkpoint` lies in, if any.
+    """
+
+    net: Any
+    archs: dict[str, Architecture]
+    alone: bool
+    weights: str
+    class_names: list[str] | None
+    checkpoint: Path
+    run: Path | None
+
+    def logits_of(self, arch: Architecture) -> Architecture | None:
+        """What `evaluate` takes for `arch`: None means the stand-alone network itself."""
+        return None if self.alone else arch
+
+
+def load(config: Config) -> Trained:
+    """Load what `ckpt` (with `source`) names, in eval mode on the CPU.
+
+    Raises:
+        UserError: no such run or file, a run without a trained network, a file of another kind.
+    """
+    assert config.ckpt is not None
+    path = Path(config.ckpt)
+    if config.source is not None:
+        return _official(path, config)
+    run = run_of(path)
+    path = find_checkpoint(path)
+    saved = load_checkpoint_file(path).get(KEY)
+    if not isinstance(saved, Mapping):
+        raise UserError(
+            f"ckpt: {str(path)!r} was not written by lightning_tas training; "
+            "a released supernet needs source=autoformer or source=prenas"
+        )
+    if saved["kind"] == "network":
+        single = load_network(path)
+        labels = read_architectures(run / "result.json") if run and (run / "result.json").exists() else {}
+        label = next((name for name, arch in labels.items() if arch == single.arch), "network")
+        return Trained(single.net, {label: single.arch}, True, single.weights, single.class_names, path, run)
+    loaded = load_supernet(path)
+    return Trained(loaded.net, dict(loaded.report), False, loaded.weights, loaded.class_names, path, run)
+
+
+def run_of(path: Path) -> Path | None:
+    """The folder of the run that `path` is or lies in."""
+    for folder in (path, *path.resolve().parents):
+        if (folder / "study.json").is_file():
+            return folder
+    return None
+
+
+def chosen(trained: Trained, given: Any) -> dict[str, Architecture]:
+    """Label to architecture of what `arch=` asks for; None is everything that has a label.
+
+    `given`: a label or id of `trained`, a published name, a file or folder (optionally ``@LABEL``), or a mapping.
+
+    Raises:
+        UserError: nothing has that name, or the weights cannot hold the architecture.
+    """
+    if given is None:
+        found = dict(trained.archs)
+    else:
+        label, arch = _named(trained, given)
+        found = {label: arch}
+    for label, arch in found.items():
+        if trained.alone:
+            (own,) = trained.archs.values()
+            if arch != own:
+                raise UserError(f"arch: {label!r} is not the architecture of {str(trained.checkpoint)!r}, {own.id}")
+        else:
+            trained.net.check(arch)
+    return found
+
+
+def fit_to_data(trained: Trained, data: TASDataModule) -> Any:
+    """The network for the images of `data`: itself, or one of another size with its positions resampled."""
+    net = trained.net
+    for key, own, theirs in (
+        ("num_classes", net.num_classes, data.num_classes),
+        ("in_chans", net.options["in_chans"], data.in_chans),
+    ):
+        if own != theirs:
+            raise UserError(
+                f"data.{key}: data.name={data.config.name} gives {theirs}, but the network of "
+                f"{str(trained.checkpoint)!r} has {own}"
+            )
+    if tuple(net.img_size) == tuple(data.img_size):
+        return net
+    options = {**net.options, "img_size": list(data.img_size)}
+    if trained.alone:
+        (arch,) = trained.archs.values()
+        resized: nn.Module = make_network(arch, **options)
+    else:
+        resized = make_supernet(net.space, **options)
+        resized.bias_rule = net.bias_rule
+    load_weights(resized, net.state_dict(), net.grid_size)
+    return resized.eval()
+
+
+def _named(trained: Trained, given: Any) -> tuple[str, Architecture]:
+    if isinstance(given, str):
+        for label, arch in trained.archs.items():
+            if given in (label, arch.id):
+                return label, arch
+        if given not in PUBLISHED and not Path(given.rpartition("@")[0] or given).exists():
+            raise unknown("arch", given, [*trained.archs, *PUBLISHED])
+    label, arch = build.architecture(given)
+    return label, arch
+
+
+def _official(path: Path, config: Config) -> Trained:
+    """A released AutoFormer or PreNAS supernet: sizes and options are read off the weights, not retyped."""
+    if not path.is_file():
+        raise UserError(f"ckpt: {str(path)!r} is not a file")
+    content = load_checkpoint_file(path)
+    state = weights_of(content)
+    try:
+        sizes, options = _sizes(state), _options(state)
+    except KeyError as missing:
+        raise UserError(f"ckpt: {str(path)!r} is not a supernet of source={config.source}: no {missing}") from None
+    space = _space(config.space, sizes)
+    net = make_supernet(space, **{**asdict(config.model), **options})
+    net.load_reference(content, source=config.source)
+    own = [name for name in PUBLISHED if name.startswith(str(config.source)) and SPACES[name] == space.name]
+    archs = {name: PUBLISHED[name] for name in own} or {"smallest": space.smallest(), "largest": space.largest()}
+    return Trained(net.eval(), archs, False, "official", None, path, None)
+
+
+def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a released supernet allocates, from its shapes."""
+    width = state["patch_embed_super.proj.weight"].shape[0]
+    ratio = state["blocks.0.fc1.weight"].shape[0] / width
+    depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
+    heads = state["blocks.0.attn.qkv.weight"].shape[0] // (3 * HEAD_DIM)
+    return {"embed_dim": width, "depth": depth, "num_heads": heads, "mlp_ratio": ratio}
+
+
+def _options(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Build options of a released supernet, from its names and shapes; released ones are square."""
+    in_chans, patch = state["patch_embed_super.proj.weight"].shape[1:3]
+    table = state.get("blocks.0.attn.rel_pos_embed_k.embeddings_table_v")
+    grid = (len(table) - 2) // 2 if table is not None else isqrt(state["pos_embed"].shape[1] - 1)
+    return {
+        "num_classes": len(state["head.weight"]),
+        "in_chans": in_chans,
+        "patch_size": patch,
+        "img_size": grid * patch,
+        "relative_position": table is not None,
+        "abs_pos": "pos_embed" in state,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+    }
+
+
+def _space(given: Any, sizes: Mapping[str, Any]) -> SearchSpace:
+    """The space, cut to what the weights hold: PreNAS's supernets are allocated for their candidates only."""
+    if given is None:
+        if sizes["embed_dim"] not in SPACE_OF_WIDTH:
+            raise UserError(f"space: the weights are {sizes['embed_dim']} wide, which no named space is; give space=")
+        given = SPACE_OF_WIDTH[sizes["embed_dim"]]
+    space = resolve_space(given)
+    held: dict[str, Any] = {key: [c for c in space.choices(key) if c <= size] for key, size in sizes.items()}
+    for key, choices in held.items():
+        if not choices:
+            raise UserError(f"space: {space.name!r} has {key} of {space.choices(key)}, the weights hold {sizes[key]}")
+    return space.with_choices(allocated=dict(sizes), **held)
