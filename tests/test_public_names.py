@@ -49,8 +49,8 @@ def test_unknown_attribute() -> None:
 
 
 @pytest.mark.parametrize("name", CORE)
-def test_the_core_imports_no_shell(name: str) -> None:
-    code = f"import sys, lightning_tas.{name}; print([m for m in {SHELL!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+def test_the_core_works_without_the_shell(name: str) -> None:
+    """None of Lightning, Hydra, W&B, DeepSpeed is needed (timm tries W&B on its own account, and does without)."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({SHELL!r})); import lightning_tas.{name}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
