@@ -5,6 +5,7 @@ one process, so that a busy machine slows all of them; printed are medians and t
 time and of processor time (the one to trust on a busy machine, with one thread).
 
     python benchmarks/relative_position.py --threads 2 --batch 8 --rounds 15
+    python benchmarks/relative_position.py --device cuda --autocast --batch 128
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ def offsets(grid_size: tuple[int, int], device: torch.device) -> tuple[Tensor, T
     return tables[0], tables[1]
 
 
-def measure(threads: int, batch: int, rounds: int, space_name: str) -> dict[str, list[tuple[float, float]]]:
-    """(Wall, processor) seconds per step of each form, one entry per round (after one round of warming up)."""
-    torch.set_num_threads(threads)
-    space = tas.space(space_name)
+def measure(args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """(Wall, processor) seconds per step of each form, one entry per round (after two rounds of warming up)."""
+    torch.set_num_threads(args.threads)
+    space = tas.space(args.space)
     arch = space.largest()
-    images = torch.randn(batch, 3, 224, 224)
-    targets = torch.arange(batch)
+    images = torch.randn(args.batch, 3, 224, 224, device=args.device)
+    targets = torch.arange(args.batch, device=args.device)
     explicit = mock.patch.object(autoformer, "attention", explicit_attention)
     contexts: dict[str, AbstractContextManager[object]] = {
         "none": nullcontext(),
@@ -64,17 +65,21 @@ def measure(threads: int, batch: int, rounds: int, space_name: str) -> dict[str,
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contexts}
     nets = {}
     for name in contexts:
-        net = tas.supernet(space, relative_position=name != "none", drop_path_rate=0.0)
+        net = tas.supernet(space, relative_position=name != "none", drop_path_rate=0.0).to(args.device)
         nets[name] = net, torch.optim.AdamW(net.parameters(), lr=1e-4)
-    for round_ in range(rounds + 1):
+    for round_ in range(args.rounds + 2):
         for name, context in contexts.items():
             net, optimizer = nets[name]
             with context:
                 start = time.perf_counter(), time.process_time()
                 optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(net(images, arch), targets).backward()
+                with torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.autocast):
+                    loss = torch.nn.functional.cross_entropy(net(images, arch), targets)
+                loss.backward()
                 optimizer.step()
-                if round_:
+                if args.device == "cuda":
+                    torch.cuda.synchronize()
+                if round_ > 1:
                     seconds[name].append((time.perf_counter() - start[0], time.process_time() - start[1]))
     return seconds
 
@@ -85,13 +90,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--space", default="autoformer_tiny")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--autocast", action="store_true", help="bfloat16 autocast")
     args = parser.parse_args()
-    seconds = measure(args.threads, args.batch, args.rounds, args.space)
+    seconds = measure(args)
     for kind, clock in enumerate(("wall", "processor")):
-        print(f"{clock} time, {args.threads} threads, batch {args.batch}")
+        print(f"{clock} time, {args.device}, {args.threads} threads, batch {args.batch}, autocast {args.autocast}")
         taken = {name: [pair[kind] for pair in pairs] for name, pairs in seconds.items()}
         for name, values in taken.items():
-            print(f"  {name:11s} {statistics.median(values):.3f} s per step (least {min(values):.3f})")
+            print(f"  {name:11s} {statistics.median(values):.4f} s per step (least {min(values):.4f})")
         for other, limit in (("none", 1.2), ("explicit", 0.5)):
             ratios = [a / b for a, b in zip(taken["factorised"], taken[other], strict=True)]
             print(f"  factorised / {other:8s} {statistics.median(ratios):.3f} (wanted: at most {limit})")
