@@ -61,8 +61,8 @@ class PreferredSelection(Callback):
         """Select on rank 0, share, compare, configure sampler and validation."""
         if stage != "fit":
             return
-        record = self._record(trainer, pl_module) if trainer.is_global_zero else None
-        record = trainer.strategy.broadcast(record)
+        mine = self._record(trainer, pl_module) if trainer.is_global_zero else None
+        record: dict[str, Any] = trainer.strategy.broadcast(mine)  # type: ignore[arg-type]  # rank 0 has one
         digest = selection_hash(record)
         digests = [digest]
         if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -7,7 +7,6 @@ hidden state, so that all ranks agree without talking and a resumed run repeats 
 from __future__ import annotations
 
 import hashlib
-
 from typing import TYPE_CHECKING
 
 import numpy as np

@@ -1,1 +1,1 @@
-"""Recipes: one YAML file per experiment, its first line a comment that says what it does; installed as `lightning_tas.recipes`."""
+"""Recipes: YAML files, the first line of each a comment that says what it does; here `lightning_tas.recipes`."""

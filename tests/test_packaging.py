@@ -1,4 +1,4 @@
-"""The package works as a wheel elsewhere, as an editable install and from a bare checkout, and stays in its namespace."""
+"""The package works as a wheel elsewhere, as an editable install and from a bare checkout, in one namespace."""
 
 from __future__ import annotations
 

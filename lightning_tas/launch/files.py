@@ -12,7 +12,7 @@ from typing import Any
 from lightning_tas.errors import UserError
 
 
-def write_atomically(path: Path | str, write: Callable[[Path], None]) -> Path:
+def write_atomically(path: Path | str, write: Callable[[Path], object]) -> Path:
     """Call `write(temporary_path)`, then move the result onto `path`, so that no reader sees half a file.
 
     The temporary file keeps the suffix of `path` (some writers choose their format by it) and is removed on failure.
@@ -36,7 +36,7 @@ def write_atomically(path: Path | str, write: Callable[[Path], None]) -> Path:
 
 def write_text(path: Path | str, text: str) -> Path:
     """Write `text` as UTF-8, atomically."""
-    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path | str, value: Any) -> Path:

@@ -17,6 +17,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from lightning_tas.launch.files import write_text
+from lightning_tas.launch.run_folder import global_rank
 
 FIXED = ("phase", "epoch", "step")
 
@@ -35,7 +36,7 @@ class RunMetrics(Logger):
         self._path, self._phase = path, phase
         self._columns: list[str] = list(FIXED)
         self._pending: list[dict[str, str]] = []
-        if path.exists() and rank_zero_only.rank == 0:
+        if path.exists() and global_rank() == 0:
             self._open(restored_step)
 
     def _open(self, restored_step: int | None) -> None:
