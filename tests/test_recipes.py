@@ -93,6 +93,7 @@ PRENAS: dict[str, Any] = {
     "select.top": 1,
     "select.loss": "logits",
     "select.images": "gaussian",
+    "select.cut_supernet": True,
     "select.allocation": None,
     "select.norm": None,
     "train.min_lr": 2e-5,

@@ -21,6 +21,7 @@ from lightning_tas.launch.study import Study
 from lightning_tas.launch.trainer import world_size
 from lightning_tas.randomness import derive
 from lightning_tas.samplers import build_sampler
+from lightning_tas.search import Selection, cut_space
 from lightning_tas.spaces import SearchSpace, resolve_space
 from lightning_tas.supernets import ElasticViT
 from lightning_tas.supernets import network as make_network
@@ -42,6 +43,12 @@ def space(config: Config) -> SearchSpace:
     return resolve_space(config.space)
 
 
+def training_space(config: Config, selection: Selection | None) -> SearchSpace:
+    """The space that the supernet is built for: the recipe's, or cut to the candidates of `selection`."""
+    whole = space(config)
+    return cut_space(whole, selection.archs) if config.select.cut_supernet and selection is not None else whole
+
+
 @contextmanager
 def seeded(seed: int, purpose: str) -> Iterator[None]:
     """Initialise weights as a function of (seed, purpose), leaving the global random state as it was."""
@@ -61,10 +68,13 @@ def network_options(config: Config, source: TASDataModule | None = None) -> dict
     }
 
 
-def supernet(config: Config, source: TASDataModule) -> ElasticViT:
-    """The supernet with the initial weights that (recipe, seed, optional checkpoint) determine."""
+def supernet(config: Config, source: TASDataModule, selection: Selection | None = None) -> ElasticViT:
+    """The supernet with the initial weights that (recipe, seed, optional checkpoint) determine.
+
+    With `select.cut_supernet` and a `selection` it is cut to what the candidates need.
+    """
     with seeded(config.seed, "init"):
-        net = make_supernet(space(config), **network_options(config, source))
+        net = make_supernet(training_space(config, selection), **network_options(config, source))
     if config.train.from_checkpoint is not None:
         initialise(net, config.train.from_checkpoint)
     return net
@@ -75,9 +85,9 @@ def global_batch(config: Config) -> int:
     return config.data.batch_size * world_size(config.trainer) * config.trainer.accumulate_grad_batches
 
 
-def supernet_module(config: Config, source: TASDataModule) -> SupernetModule:
+def supernet_module(config: Config, source: TASDataModule, selection: Selection | None = None) -> SupernetModule:
     """The Lightning module of supernet training; candidates arrive later where the sampler needs them."""
-    net = supernet(config, source)
+    net = supernet(config, source, selection)
     needs_candidates = config.sampler.name in ("preferred", "balanced")
     sampler = None if needs_candidates else build_sampler(config.sampler, net.space, None, config.seed)
     return SupernetModule(

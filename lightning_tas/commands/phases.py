@@ -92,11 +92,13 @@ def supernet(context: Context) -> Outputs:
     """Train the supernet on the sub-networks that the sampler gives, validating them on the held-out split."""
     config = context.config
     callbacks: list[Callback] = []
+    selection = None
     if config.sampler.name in ("preferred", "balanced"):
         callbacks.append(
             PreferredSelection(config.select, config.seed, context.folder.selection, context.data.selection_batch)
         )
-    module = build.supernet_module(config, context.data)
+        selection = Selection.from_dict(read_json(context.folder.selection))
+    module = build.supernet_module(config, context.data, selection)
     trainer = _fit(context, "supernet", module, callbacks)
     return _checkpoint_outputs(context, "supernet", trainer)
 

@@ -54,7 +54,9 @@ def show(config: Config) -> None:
     if "select" in config.phases:
         real = build.supernet(config, data).to(build.device(config))
         selection = make_selection(real, config.select, config.seed, data.selection_batch)
-        archs = [candidate.arch for candidate in selection.candidates]
+        archs = list(selection.archs)
+        with torch.device("meta"):
+            net = make_supernet(build.training_space(config, selection), **build.network_options(config, data))
         say("\npreferred architectures\n" + selection_table(selection))
     if "supernet" in config.phases:
         preferred = archs if config.sampler.name in ("preferred", "balanced") else []

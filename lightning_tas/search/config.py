@@ -11,6 +11,8 @@ class SelectConfig:
 
     margin, low, high: in `unit` (Mparams | GMACs). images: "gaussian" needs no data; "data" takes `batch_size` images
     from the training set, which loss "ce" needs, with their labels. micro_batch: images per backward pass.
+    cut_supernet: train a supernet no deeper or wider than the candidates need, as the released code does; drop path is
+    then linear over the depth of the deepest candidate.
     """
 
     mode: str = "paper"
@@ -27,3 +29,4 @@ class SelectConfig:
     images: str = "gaussian"
     batch_size: int = 64
     micro_batch: int = 4
+    cut_supernet: bool = False

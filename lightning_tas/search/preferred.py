@@ -126,6 +126,7 @@ def select_with(
     settings = asdict(config)
     limits = (settings.pop("low"), settings.pop("high"))
     source = settings.pop("images")
+    settings.pop("cut_supernet")  # about what is trained afterwards
     if source not in ("gaussian", "data"):
         raise unknown("select.images", source, ("gaussian", "data"))
     if source == "data" and images is None:

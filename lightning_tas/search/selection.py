@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.spaces import SearchSpace
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,22 @@ class Selection:
             int(data["examined"]),
             dict(data.get("timing", {})),
         )
+
+
+def cut_space(space: SearchSpace, archs: Sequence[Architecture]) -> SearchSpace:
+    """`space` without the choices beyond the maxima of `archs`, allocated for no more than those maxima.
+
+    A supernet of it holds every one of `archs` and little else: the released PreNAS code trains such a one.
+    One-stage spaces only.
+    """
+    most = {
+        "embed_dim": max(arch.embed_dim for arch in archs),
+        "depth": max(arch.depth for arch in archs),
+        "num_heads": max(max(arch.num_heads) for arch in archs),
+        "mlp_ratio": max(max(arch.mlp_ratio) for arch in archs),
+    }
+    kept = {name: [choice for choice in space.choices(name) if choice <= limit] for name, limit in most.items()}
+    return space.with_choices(name=f"{space.name}-cut", allocated=most, **kept)
 
 
 def candidate_labels(candidates: Sequence[Candidate]) -> dict[str, Architecture]:
