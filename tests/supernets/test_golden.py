@@ -47,7 +47,10 @@ def test_logits_equal_the_reference(source: str, size: str, golden: Any, fill: A
         torch.testing.assert_close(logits[:, :10], torch.tensor(result["logits10"]), atol=ATOL[size], rtol=0, msg=name)
         torch.testing.assert_close(logits.sum(1), torch.tensor(result["logits_sum"]), atol=40 * ATOL[size], rtol=0)
         assert logits.argmax(1).tolist() == result["logits_argmax"]
-        assert sum(v.numel() for v in net.subnet_state(arch).values()) == result["params"]
+        sub = net.subnet(arch)
+        assert sum(p.numel() for p in sub.parameters()) == result["params"]
+        with torch.no_grad():
+            assert torch.equal(sub(images), logits)
         # Entries beyond the depth repeat the last block's output: there the reference's blocks are identities.
         trace = result.get("trace_first_image", [])[: arch.depth + 1]
         tokens = _trace(net, images[:1], arch) if trace else {}
