@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tas.analysis.tables import text_table
+from lightning_tas.launch.results import read_architectures
 
 RECIPE = "prenas_fashion_mnist"
 log = logging.getLogger("fashion_mnist")
 
 
 def fit(output: Path, run: str, seed: int, *overrides: str) -> Path:
-    """Run one study in a process of its own; return its folder."""
-    folder = output / RECIPE / run
-    if (folder / "result.json").exists():
-        return folder
+    """Run one study in a process of its own, continuing it if it was begun; return its folder."""
     command = [sys.executable, "-m", "lightning_tas.fit", f"recipe={RECIPE}", f"seed={seed}", f"run={run}"]
     command += [f"output_dir={output}", "resume=auto", *overrides]
     output.mkdir(parents=True, exist_ok=True)
@@ -38,7 +36,7 @@ def fit(output: Path, run: str, seed: int, *overrides: str) -> Path:
     with (output / f"{run}.log").open("w") as stream:
         subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, check=True)
     log.info("%s: %.0f s", run, time.monotonic() - began)
-    return folder
+    return output / RECIPE / run
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -65,22 +63,24 @@ def uniform_accuracy(folder: Path, networks: dict[str, Any], root: str | None) -
 def study(output: Path, seeds: list[int], jobs: int, extra: list[str], root: str | None) -> list[dict[str, Any]]:
     """All runs of all seeds; one row per seed and network."""
     with ThreadPoolExecutor(jobs) as pool:
+        selected = {seed: pool.submit(fit, output, f"select-{seed}", seed, "phases=[select]", *extra) for seed in seeds}
         preferred = {seed: pool.submit(fit, output, f"prenas-{seed}", seed, *extra) for seed in seeds}
         spread = ["sampler.name=uniform", "phases=[supernet,measure]", *extra]
         uniform = {seed: pool.submit(fit, output, f"uniform-{seed}", seed, *spread) for seed in seeds}
         alone = {}
         for seed in seeds:
-            folder = preferred[seed].result()
-            for key, entry in result(folder).items():
-                arch = f"arch={folder / 'result.json'}@{entry['label']}"
-                alone[seed, key] = pool.submit(
-                    fit, output, f"alone-{seed}-{entry['label']}", seed, "phases=[retrain]", arch, *extra
-                )
+            path = selected[seed].result() / "selection.json"
+            for label, arch in read_architectures(path).items():
+                one = ["phases=[retrain]", f"arch={path}@{label}", *extra]
+                alone[seed, arch.id] = pool.submit(fit, output, f"alone-{seed}-{label}", seed, *one)
         rows = []
         for seed in seeds:
             networks = result(preferred[seed].result())
             shared = uniform_accuracy(uniform[seed].result(), networks, root)
             for key, entry in networks.items():
+                if (seed, key) not in alone:  # a GPU adds in any order: two selections may break a tie differently
+                    log.warning("seed %d: %s was selected only once and is left out", seed, entry["label"])
+                    continue
                 single = next(iter(result(alone[seed, key].result()).values()))
                 assert single["id"] == key
                 rows.append(
