@@ -136,8 +136,8 @@ class ClassifierModule(LightningModule):
         return None
 
     def configure_optimizers(self) -> Any:
-        # Lightning cannot clip gradients of a fused optimiser that also undoes the loss scaling of float16.
-        fused = self.trainer.precision != "16-mixed"
+        # Under mixed precision (bfloat16 too) Lightning refuses to clip the gradients of a fused optimiser.
+        fused = not (str(self.trainer.precision).endswith("-mixed") and self.trainer.gradient_clip_val)
         optimiser = build_optimiser(self.net, self.train_config, self.peak_lr, fused)
         steps_per_epoch, total_steps = self._length()
         curve = plan(self.train_config, self.peak_lr, total_steps, steps_per_epoch)

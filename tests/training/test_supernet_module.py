@@ -218,9 +218,12 @@ def test_odd_batches_train_with_mixing(make_module: Make, make_loader: Make, mak
     assert len(recorder.metrics) == 6 and all(np.isfinite(step["train/loss"]) for step in recorder.metrics)
 
 
-def test_bf16_autocast_trains_and_validates(make_module: Make, make_loader: Make, make_trainer: Make) -> None:
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_bf16_autocast_trains_and_validates(
+    make_module: Make, make_loader: Make, make_trainer: Make, clip: float | None
+) -> None:
     module = make_module()
-    trainer = make_trainer(precision="bf16-mixed")
+    trainer = make_trainer(precision="bf16-mixed", gradient_clip_val=clip)
     trainer.fit(module, make_loader(), make_loader())
     assert all(torch.isfinite(p).all() and p.dtype == torch.float32 for p in module.parameters())
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
