@@ -150,7 +150,7 @@ TABLES: dict[str, dict[str, Any]] = {
         "data.name": "digits",
         "data.root": None,
         "data.img_size": None,
-        "model.patch_size": 2,
+        "model.patch_size": 4,
         "sampler.name": "balanced",
     },
     "prenas_fashion_mnist": {
@@ -281,7 +281,7 @@ def test_retrain_takes_a_result(tmp_path: Path) -> None:
     result = smoke("quickstart", tmp_path)
     run = tmp_path / "quickstart" / "a"
     label = result["architectures"][0]["label"]
-    same_data = ["data.img_size=8", "model.patch_size=2"]
+    same_data = ["data.img_size=8", "model.patch_size=4"]
     for extra in ([], [f"ckpt={run}"]):
         call = ["recipe=retrain", "smoke=true", f"arch={run / 'result.json'}@{label}", *same_data, *extra]
         assert main("fit", [*call, f"output_dir={tmp_path}", f"run=b{len(extra)}"]) == 0
