@@ -1,8 +1,8 @@
 """Weights from files and from other sizes: official checkpoints, resampled positions and tables, a new head.
 
-Loading is strict: what cannot be placed or is missing is a `UserError` that lists the names. Only two differences are
-bridged, because they have a meaning: another patch grid (positions and relative tables are resampled) and another
-number of classes (the head starts afresh, with one warning).
+Loading is strict: what cannot be placed or is missing is a `UserError` that lists the names. Only three differences
+are bridged, because they have a meaning: another patch grid (positions and relative tables are resampled), another
+number of classes (the head starts afresh, with one warning), and images that are not RGB under weights for RGB.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from timm.layers import resample_abs_pos_embed
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from lightning_tas.errors import UserError, unknown
@@ -84,48 +85,67 @@ def load_reference(net: Any, state_dict: Mapping[str, Any], source: str) -> None
 
 
 def load_weights(net: nn.Module, state_dict: Mapping[str, Any], grid_size: tuple[int, int] | None = None) -> None:
-    """Load our own or renamed weights into a supernet or a stand-alone network, bridging grid and class count.
+    """Load our own or renamed weights into a supernet or a stand-alone network, bridging grid, classes and channels.
 
     `grid_size` is the checkpoint's (rows, columns) of patches, needed only where it cannot be read from the weights: a
     grid that is not square without relative position. `net` is unchanged when a `UserError` is raised.
     """
     own = net.state_dict()
-    state = adapt_weights(weights_of(state_dict), net, grid_size)
-    fresh_head = "head.weight" in own and _classes(state) != _classes(own)
-    checked = {k: v for k, v in state.items() if not (fresh_head and k.startswith("head."))}
-    missing = [k for k in own if k not in checked and not (fresh_head and k.startswith("head."))]
-    unexpected = [k for k in checked if k not in own]
+    state = _adapt_channels(adapt_weights(weights_of(state_dict), net, grid_size), own)
+    theirs, ours = _classes(state), _classes(own)
+    if theirs != ours:
+        state = {k: v for k, v in state.items() if not k.startswith("head.")}
+    missing = [k for k in own if k not in state and not (theirs != ours and k.startswith("head."))]
+    unexpected = [k for k in state if k not in own]
     shapes = [
         f"{k} {tuple(v.shape)} for {tuple(own[k].shape)}"
-        for k, v in checked.items()
+        for k, v in state.items()
         if k in own and v.shape != own[k].shape
     ]
     if missing or unexpected or shapes:
         parts = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
         lines = [f"{what} ({len(names)}): {', '.join(names[:8])}" for what, names in parts.items() if names]
         raise UserError("checkpoint does not fit the network: " + "; ".join(lines))
-    if fresh_head:
-        warnings.warn(
-            f"the checkpoint has {_classes(state)} classes and the network {_classes(own)}: the head starts afresh",
-            stacklevel=3,
-        )
+    if theirs != ours:
+        fate = "starts afresh" if ours else "is left out"
+        warnings.warn(f"the checkpoint has {theirs} classes and the network {ours}: the head {fate}", stacklevel=3)
         init_transformer(net.get_submodule("head"))
-    net.load_state_dict(checked, strict=False)
+    net.load_state_dict(state, strict=False)
 
 
 def adapt_weights(state: Mapping[str, Tensor], net: Any, grid_size: tuple[int, int] | None = None) -> dict[str, Tensor]:
     """`state` with positions and relative tables resampled to ``net.grid_size`` where they differ, else as given."""
     source, target = grid_size or _grid_of(state), net.grid_size
     adapted = dict(state)
-    if source is None or source == target:
+    if source is None:
         return adapted
     for name, value in state.items():
-        if name == "pos_embed":
+        if name == "pos_embed" and source != target:
             adapted[name] = resample_abs_pos_embed(value, list(target), list(source), num_prefix_tokens=1)
         elif name.endswith((".vertical", ".horizontal")):
             axis = 0 if name.endswith(".vertical") else 1
-            adapted[name] = resample_table(value, source[axis], target[axis])
+            adapted[name] = resample_table(reach_table(value, source[axis]), source[axis], target[axis])
     return adapted
+
+
+def _adapt_channels(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` with the patch embedding of colour images turned into one of the network's channels, by timm's rule."""
+    name = "patch_embed.proj.weight"
+    if name not in state or name not in own or state[name].shape[1] != 3 or own[name].shape[1] == 3:
+        return state
+    return {**state, name: adapt_input_conv(own[name].shape[1], state[name])}
+
+
+def reach_table(table: Tensor, side: int) -> Tensor:
+    """A relative table (2 reach + 2, 64) that clips offsets at `reach`, as the equal one (2 side + 2, 64) of a grid.
+
+    The released code clips at 14 patches whatever the image: fine-tuned at 384 px, a grid of 24, it has 30 rows still.
+    """
+    reach = (len(table) - 2) // 2
+    if reach == side:
+        return table
+    offsets = torch.arange(-side, side + 1, device=table.device).clamp(-reach, reach)
+    return torch.cat([table[:1], table[offsets + reach + 1]])
 
 
 def resample_table(table: Tensor, old_side: int, new_side: int) -> Tensor:
@@ -150,11 +170,15 @@ def _classes(state: Mapping[str, Tensor]) -> int:
 
 
 def _grid_of(state: Mapping[str, Tensor]) -> tuple[int, int] | None:
-    """Patch grid of a checkpoint: from its relative tables, else the square of its positions, else None."""
+    """Patch grid of a checkpoint: that of its relative tables where its positions agree (or it has none), else the
+    square of its positions, else None.
+    """
     rows = [next((len(v) for k, v in state.items() if k.endswith(end)), None) for end in (".vertical", ".horizontal")]
-    if rows[0] is not None and rows[1] is not None:
-        return (rows[0] - 2) // 2, (rows[1] - 2) // 2
+    sides = None if rows[0] is None or rows[1] is None else ((rows[0] - 2) // 2, (rows[1] - 2) // 2)
     if "pos_embed" not in state:
-        return None
-    side = math.isqrt(state["pos_embed"].shape[1] - 1)
-    return (side, side) if side * side == state["pos_embed"].shape[1] - 1 else None
+        return sides
+    tokens = state["pos_embed"].shape[1] - 1
+    if sides is not None and sides[0] * sides[1] == tokens:
+        return sides
+    side = math.isqrt(tokens)
+    return (side, side) if side * side == tokens else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import lightning_tas as tas
 from lightning_tas.supernets import ElasticViT, load_checkpoint_file, load_weights
-from lightning_tas.supernets.checkpoints import adapt_weights, resample_table
+from lightning_tas.supernets.checkpoints import adapt_weights, reach_table, resample_table
 
 MIXED = tas.Architecture.vit(40, [1, 3, 2], [2, 1, 1.5])
 OFFICIAL = {
@@ -125,6 +125,30 @@ def test_other_classes_start_the_head_afresh_with_one_warning(make_net: Callable
     assert all(torch.equal(v, teacher[k]) for k, v in net.state_dict().items() if not k.startswith("head."))
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [(7, 0), (0, 5)])
+def test_a_missing_head_is_another_number_of_classes(make_net: Callable[..., Any], theirs: int, ours: int) -> None:
+    teacher, net = make_net(seed=1, num_classes=theirs), make_net(num_classes=ours)
+    with pytest.warns(UserWarning, match=f"{theirs} classes and the network {ours}") as caught:
+        net.load_reference(official(teacher), source="prenas")
+    assert len(caught) == 1
+    x = torch.randn(2, 3, 12, 8)
+    assert torch.equal(net.forward_features(x, MIXED), teacher.forward_features(x, MIXED))
+    assert net(x, MIXED).shape == (2, ours or 40)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_other_channels_see_grey_images_as_the_colour_network_does(make_net: Callable[..., Any], channels: int) -> None:
+    teacher, net = make_net(seed=1), make_net(in_chans=channels)
+    load_weights(net, teacher.state_dict())
+    state = teacher.state_dict()
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items() if k != "patch_embed.proj.weight")
+    if channels == 1:
+        grey = torch.randn(2, 1, 12, 8)
+        torch.testing.assert_close(net(grey, MIXED), teacher(grey.expand(-1, 3, -1, -1), MIXED), atol=1e-4, rtol=1e-4)
+    with pytest.raises(tas.UserError, match=r"patch_embed.proj.weight \(64, \d, 4, 4\) for \(64, 3, 4, 4\)"):
+        load_weights(teacher, net.state_dict())
+
+
 def test_same_grid_is_untouched(make_net: Callable[..., Any]) -> None:
     net = make_net()
     state = net.state_dict()
@@ -157,6 +181,32 @@ def test_grid_without_tables_comes_from_positions_or_the_caller(make_net: Callab
         load_weights(net, oblong.state_dict())
     load_weights(net, oblong.state_dict(), grid_size=(2, 5))
     assert torch.equal(net.blocks[0].attn.qkv.weight, oblong.blocks[0].attn.qkv.weight)
+
+
+@pytest.mark.parametrize("reach", [1, 2, 4, 9])
+def test_tables_that_clip_elsewhere_than_at_the_grid(make_net: Callable[..., Any], naive: Any, reach: int) -> None:
+    """Released code clips at 14 whatever the image: at 384 px (a grid of 24) or at 64 px every pair keeps its vector."""
+    net = make_net(seed=1, img_size=16)
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        k: torch.randn(2 * reach + 2, 64, generator=generator) if k.endswith((".vertical", ".horizontal")) else v
+        for k, v in net.state_dict().items()
+    }
+    load_weights(net, state)
+    index = naive.offsets(4, 4)
+    place = torch.arange(16) // 4, torch.arange(16) % 4
+    for k, axis in (("vertical", 0), ("horizontal", 1)):
+        name = f"blocks.1.attn.rel_pos_v.{k}"
+        row = (place[axis][None] - place[axis][:, None]).clamp(-reach, reach) + reach + 1
+        theirs = torch.nn.functional.pad(row, (1, 0, 1, 0))
+        assert torch.equal(net.state_dict()[name][index[axis]], state[name][theirs])
+    assert torch.equal(net.pos_embed, state["pos_embed"])
+    # And on to another grid: first the equal table of its own grid, then the resampled one.
+    larger = make_net(img_size=(24, 20))
+    load_weights(larger, state)
+    name = "blocks.0.attn.rel_pos_k.vertical"
+    assert torch.equal(larger.state_dict()[name], resample_table(reach_table(state[name], 4), 4, 6))
+    assert larger.pos_embed.shape == (1, 31, 64)
 
 
 def test_table_resampling_by_hand() -> None:
