@@ -133,26 +133,34 @@ def _autoformer_one(arch: Architecture, options: CostOptions) -> Cost:
 def isotropic_columns(
     space: SearchSpace, codes: npt.NDArray[np.integer[Any]]
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """(embed, depth, sum of query widths, sum of hidden widths), each (N,), of encoded one-stage architectures."""
+    """(embed, depth, sum of query widths, sum of hidden widths), each (N,), of encoded one-stage architectures.
+
+    Heads and ratios may be chosen per block, or once for all blocks. UserError for a space without one of the four.
+    """
     columns = {(c.name, c.block): (i, c.choices) for i, c in enumerate(space.columns)}
+    needed = {"embed_dim": {None}, "depth": {None}, "num_heads": {None, 0}, "mlp_ratio": {None, 0}}
+    lacking = [name for name, places in needed.items() if not any((name, place) in columns for place in places)]
+    if space.stages > 1 or lacking:
+        reason = f"no {', '.join(lacking)} where a plain ViT has it" if lacking else f"{space.stages} stages"
+        raise UserError(f"cost: codes of space {space.name!r} cannot be counted: it has {reason}")
     embed_at, embed_choices = columns["embed_dim", None]
     depth_at, depth_choices = columns["depth", None]
     embed_code = codes[:, embed_at].astype(np.intp)
     embeds = np.asarray(embed_choices, dtype=np.int64)
+    depth = np.asarray(depth_choices, dtype=np.int64)[codes[:, depth_at]]
     q = np.zeros(len(codes), dtype=np.int64)
     hidden = np.zeros(len(codes), dtype=np.int64)
     for (name, block), (at, choices) in columns.items():
-        if block is None:
-            continue
+        times = depth if block is None else 1
         # The code -1 of an unused slot picks the appended last entry, a width of zero.
         if name == "num_heads":
-            q += np.asarray([*(HEAD_DIM * int(h) for h in choices), 0], dtype=np.int64)[codes[:, at]]
+            q += times * np.asarray([*(HEAD_DIM * int(h) for h in choices), 0], dtype=np.int64)[codes[:, at]]
         elif name == "mlp_ratio":
             width = len(choices) + 1
             table = np.asarray([[*(int(r * d) for r in choices), 0] for d in embed_choices], dtype=np.int64).ravel()
             code = codes[:, at]
-            hidden += table[embed_code * width + np.where(code < 0, width - 1, code)]
-    return embeds[embed_code], np.asarray(depth_choices, dtype=np.int64)[codes[:, depth_at]], q, hidden
+            hidden += times * table[embed_code * width + np.where(code < 0, width - 1, code)]
+    return embeds[embed_code], depth, q, hidden
 
 
 def _autoformer_many(space: SearchSpace, codes: npt.NDArray[np.integer[Any]], options: CostOptions) -> Costs:
@@ -227,6 +235,8 @@ def cost(
     ``pre_norm=True``; and ``count_rpe=False | "explicit" | "executed"``, see the module.
     Raises UserError for an unknown family, option or value, and for codes without their space.
     """
+    if net_or_space is not None and not (hasattr(net_or_space, "options") or hasattr(net_or_space, "columns")):
+        raise UserError(f"cost: the second argument is a network or a space, not a {type(net_or_space).__name__}")
     net = net_or_space if hasattr(net_or_space, "options") else None
     space: Any = getattr(net, "space", None) if net is not None else net_or_space
     chosen = cost_options(net, **options)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lightning_tas as tas
 from lightning_tas import Architecture
 from lightning_tas.errors import UserError
-from lightning_tas.spaces import isotropic
+from lightning_tas.spaces import Dimension, SearchSpace, isotropic
 
 ATTENTION = tuple(
     f"_scaled_dot_product_{kind}"
@@ -121,12 +121,14 @@ SHAPES = itertools.product(
         {"img_size": (32, 48), "patch_size": 8},
         {"img_size": (48, 32), "patch_size": 8, "in_chans": 1, "num_classes": 3},
         {"img_size": 28, "patch_size": 4, "in_chans": 5, "num_classes": 10},
+        {"img_size": (30, 22), "patch_size": 7, "num_classes": 0},  # pixels at the margins are not seen
         {"pre_norm": False},
         {"scale": True},
     ],
 )
 
 
+@pytest.mark.filterwarnings("ignore:img_size .* is not a multiple")
 @pytest.mark.parametrize(("arch", "options"), [*SWITCHES, *SHAPES], ids=lambda v: v.id if hasattr(v, "id") else str(v))
 def test_cost_equals_counting(arch: Architecture, options: dict[str, Any]) -> None:
     options = {"img_size": 32, "patch_size": 8, "num_classes": 7, **options}
@@ -169,6 +171,27 @@ def test_codes_equal_architectures(count_rpe: Any) -> None:
     options: dict[str, Any] = {"img_size": (32, 48), "patch_size": 8, "num_classes": 7, "qkv_bias": False}
     assert (tas.cost(codes.astype(np.int64), SPACE, count_rpe=count_rpe, **options).macs == table.macs).all()
     assert tas.cost([], net).params.shape == (0,)
+
+
+@pytest.mark.parametrize("heads_scope", ["block", "stage", "network"])
+@pytest.mark.parametrize("ratio_scope", ["block", "stage", "network"])
+def test_codes_of_choices_made_once_for_all_blocks(heads_scope: Any, ratio_scope: Any) -> None:
+    dimensions = [
+        Dimension("embed_dim", "stage", (40, 72)),
+        Dimension("depth", "stage", (1, 3)),
+        Dimension("num_heads", heads_scope, (1, 2)),
+        Dimension("mlp_ratio", ratio_scope, (0.55, 2.5)),
+    ]
+    space = SearchSpace("once", "autoformer", dimensions)
+    archs = space.sample(seed=0, n=40)
+    assert tas.cost(space.encode(archs), space).params.tolist() == [tas.cost(arch).params for arch in archs]
+    for lacking in (0, 2, 3):
+        less = SearchSpace("less", "autoformer", dimensions[:lacking] + dimensions[lacking + 1 :])
+        with pytest.raises(UserError, match=f"it has no {dimensions[lacking].name}"):
+            tas.cost(less.sample_codes(0, 3), less)
+    twice = SearchSpace("twice", "autoformer", dimensions, stages=2)
+    with pytest.raises(UserError, match="it has 2 stages"):
+        tas.cost(twice.sample_codes(0, 3), twice)
 
 
 def test_codes_of_the_base_space() -> None:
@@ -303,6 +326,8 @@ def test_mistakes() -> None:
         tas.cost(arch, pool="max")
     with pytest.raises(UserError, match="smaller than one patch"):
         tas.cost(arch, img_size=8)
+    with pytest.raises(UserError, match="not a str"):
+        tas.cost(arch, "autoformer_tiny")
     with pytest.raises(UserError, match="codes need the space"):
         tas.cost(SPACE.encode(arch))
     with pytest.raises(UserError, match="are not"):
