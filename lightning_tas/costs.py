@@ -138,8 +138,8 @@ def isotropic_columns(
     Heads and ratios may be chosen per block, or once for all blocks. UserError for a space without one of the four.
     """
     columns = {(c.name, c.block): (i, c.choices) for i, c in enumerate(space.columns)}
-    needed = {"embed_dim": {None}, "depth": {None}, "num_heads": {None, 0}, "mlp_ratio": {None, 0}}
-    lacking = [name for name, places in needed.items() if not any((name, place) in columns for place in places)]
+    lacking = [name for name in ("embed_dim", "depth") if (name, None) not in columns]
+    lacking += [name for name in ("num_heads", "mlp_ratio") if not {(name, None), (name, 0)} & columns.keys()]
     if space.stages > 1 or lacking:
         reason = f"no {', '.join(lacking)} where a plain ViT has it" if lacking else f"{space.stages} stages"
         raise UserError(f"cost: codes of space {space.name!r} cannot be counted: it has {reason}")

@@ -185,7 +185,7 @@ def test_grid_without_tables_comes_from_positions_or_the_caller(make_net: Callab
 
 @pytest.mark.parametrize("reach", [1, 2, 4, 9])
 def test_tables_that_clip_elsewhere_than_at_the_grid(make_net: Callable[..., Any], naive: Any, reach: int) -> None:
-    """Released code clips at 14 whatever the image: at 384 px (a grid of 24) or at 64 px every pair keeps its vector."""
+    """Released code clips at 14 whatever the image: also on grids of 24 or of 4 every pair keeps its vector."""
     net = make_net(seed=1, img_size=16)
     generator = torch.Generator().manual_seed(0)
     state = {
