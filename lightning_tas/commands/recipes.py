@@ -18,6 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from lightning_tas.errors import UserError, unknown
 
 GROUP = "recipe"
+# Values that an heir gives anew and never in part: a space of its own must not keep keys of the inherited one.
+WHOLE = ("space", "arch")
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -86,11 +88,13 @@ def load(value: str, folder: Path | None = None, seen: tuple[str, ...] = ()) -> 
 
 def register(recipe: Recipe) -> list[str]:
     """Put the files of a recipe into the group `recipe` of Hydra's ConfigStore; return their names, base first."""
-    names = []
-    for i, part in enumerate(recipe.lineage()):
+    parts, names = list(recipe.lineage()), []
+    for i, part in enumerate(parts):
         # Numbered: a user's file may have the name of the recipe that it inherits from.
         names.append(f"{i:02d}_{part.name}")
-        ConfigStore.instance().store(group=GROUP, name=names[-1], node=part.values, package="_global_")
+        later = {key for other in parts[i + 1 :] for key in WHOLE if key in other.values}
+        node = {key: value for key, value in part.values.items() if key not in later}
+        ConfigStore.instance().store(group=GROUP, name=names[-1], node=node, package="_global_")
     return names
 
 

@@ -200,6 +200,9 @@ def test_a_users_file_inherits(tmp_path: Path) -> None:
     assert config.space == "autoformer_tiny", "a name replaces an inherited mapping"
     assert (config.data.batch_size, config.train.lr, config.train.warmup_epochs) == (32, 3e-4, 2)
     assert config.data.crop == parent.data.crop and config.trainer == parent.trainer
+    own_space = tmp_path / "own_space.yaml"
+    own_space.write_text("defaults: [quickstart]\nspace: {extends: autoformer_tiny, depths: [12]}\n")
+    assert config_from("fit", [f"recipe={own_space}"]).space == {"extends": "autoformer_tiny", "depths": [12]}
     hydra_style = tmp_path / "hydra_style.yaml"
     hydra_style.write_text("defaults:\n  - recipe: quickstart\n  - _self_\ntrain:\n  lr: ${train.min_lr}\n")
     assert config_from("fit", [f"recipe={hydra_style}"]).train.lr == parent.train.min_lr
