@@ -10,6 +10,7 @@ from typing import Any
 
 SMALLEST_SIDE = 8  # pixels; augmentations need a few
 IMAGES = 64
+EPOCHS = 2
 
 
 def overrides(tree: Any) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def overrides(tree: Any) -> dict[str, Any]:
         # The rate as it stands: scaled to so small a batch it would lie under `train.min_lr`.
         "train.lr_batch": None,
         "train.warmup_epochs": 1,
-        "trainer.max_epochs": 2,
+        "trainer.max_epochs": EPOCHS,
         "trainer.max_steps": None,
         "trainer.devices": 1,
         "trainer.num_nodes": 1,
@@ -45,6 +46,8 @@ def overrides(tree: Any) -> dict[str, Any]:
         "trainer.limit_val_batches": 1,
         "trainer.check_val_every_n_epoch": 1,
         "trainer.log_every_n_steps": 1,
+        # A checkpoint of a base supernet is a gigabyte: writing one after every epoch is most of the time.
+        "checkpoint.every_n_epochs": EPOCHS,
         # The published spaces have up to 37 bins of one million parameters: five make one.
         "select.margin": 5 * margin if margin >= 1 else margin,
         "select.batch_size": 4,
