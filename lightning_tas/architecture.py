@@ -26,6 +26,13 @@ WHOLE = frozenset(
 )
 
 
+# Names that mean something else on blocks, stages or architectures, so that no value can have them.
+RESERVED = frozenset(
+    {"self", "family", "stages", "blocks", "extras", "id", "depths", "per_block", "vit"}
+    | {"get", "keys", "items", "to_dict", "from_dict"}
+)
+
+
 def canonical(value: object, field: str = "value") -> Value:
     """The one form of a number or word: whole numbers are `int`, others `float`; NumPy scalars become Python's."""
     if isinstance(value, str):

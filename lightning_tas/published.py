@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lightning_tas.architecture import WHOLE, Architecture, Block, Stage, Value, canonical
+from lightning_tas.architecture import RESERVED, WHOLE, Architecture, Block, Stage, Value, canonical
 from lightning_tas.errors import UserError
 
 
@@ -99,6 +99,8 @@ def _values(data: Mapping[str, Any], at: str, skip: tuple[str, ...] = ()) -> dic
             raise UserError(f"{at}{key}: a key must be a name")
         if key in skip:
             continue
+        if key in RESERVED:
+            raise UserError(f"{at}{key}: this name means something else here; no value can have it")
         check = _whole if key in WHOLE else _number if key == "mlp_ratio" else canonical
         values[key] = check(value, f"{at}{key}")
     return values

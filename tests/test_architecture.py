@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_tas.architecture import Architecture, Block, Stage
+from lightning_tas.architecture import RESERVED, Architecture, Block, Stage
 from lightning_tas.errors import UserError
 
 TINY = {"layer_num": 2, "embed_dim": [192, 192], "num_heads": [3, 4], "mlp_ratio": [3.5, 4.0]}
@@ -121,6 +121,12 @@ def test_attributes_look_from_the_block_outwards() -> None:
         _ = arch.embed_dim
 
 
+def test_reserved_names_are_all_that_values_would_hide_behind() -> None:
+    """What has an attribute of its own is not found by name; the four that look up values are meant to."""
+    own = {name for kind in (Block, Stage, Architecture) for name in dir(kind) if not name.startswith("_")}
+    assert own | {"self"} == RESERVED | {"depth", "embed_dim", "num_heads", "mlp_ratio"}
+
+
 def test_vit_wants_lists_of_one_length() -> None:
     with pytest.raises(UserError, match="2 entries but mlp_ratio has 1"):
         Architecture.vit(192, num_heads=[3, 3], mlp_ratio=[4])
@@ -216,6 +222,7 @@ def test_missing_fields_are_named(layout: dict) -> None:
         ({"family": "a", "stages": [{"blocks": [{"mlp_ratio": 0}]}]}, r"stages\[0\].blocks\[0\].mlp_ratio: 0"),
         ({"family": "a", "stages": [{"blocks": [{"x": None}]}]}, r"stages\[0\].blocks\[0\].x: None"),
         ({"family": "a", "stages": [{"blocks": [{}], 3: 4}]}, r"stages\[0\].3: a key must be a name"),
+        ({"family": "a", "stages": [{"blocks": [{"self": 1}]}]}, r"stages\[0\].blocks\[0\].self: this name means"),
     ],
 )
 def test_own_json_is_checked_place_by_place(data: object, message: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, cast
 
-from lightning_tas.architecture import WHOLE, Value, canonical
+from lightning_tas.architecture import RESERVED, WHOLE, Value, canonical
 from lightning_tas.errors import UserError, unknown
 
 Scope = Literal["network", "stage", "block"]
@@ -32,6 +32,8 @@ class Dimension:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise UserError(f"dimension: {self.name!r} is not a name")
+        if self.name in RESERVED:
+            raise UserError(f"dimension: {self.name!r} means something else on architectures; choose another name")
         if self.scope not in SCOPES:
             raise unknown(f"{self.name}.scope", self.scope, SCOPES)
         entries = _entries(self.choices, self.name)

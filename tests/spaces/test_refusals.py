@@ -101,6 +101,7 @@ def test_impossible_spaces(dimensions: list, predicates: list, stages: int, mess
     ("build", "message"),
     [
         (lambda: Dimension("two words", "block", (1,)), "'two words' is not a name"),
+        (lambda: Dimension("family", "network", (1,)), "'family' means something else on architectures"),
         (lambda: Dimension("a", "blocks", (1,)), "Did you mean 'block'"),  # type: ignore[arg-type]
         (lambda: Dimension("a", "network", ((1,), (2,))), "a network dimension has one list"),
         (lambda: Predicate("divisibel", ("a", "b")), "Did you mean 'divisible'"),
