@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from lightning_tas.architecture import Architecture
     from lightning_tas.spaces import SearchSpace
 
 IntArray = npt.NDArray[np.int64]
@@ -65,6 +66,12 @@ class CostOptions:
             raise unknown("pool", self.pool, ("avg", "token"))
         if self.count_rpe not in (False, "explicit", "executed"):
             raise unknown("count_rpe", self.count_rpe, ("False", "explicit", "executed"))
+        for name, least in (("patch_size", 1), ("in_chans", 1), ("num_classes", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < least:
+                raise UserError(f"{name}: {value!r} is not valid; it must be a whole number of at least {least}")
+        if len(self.img_size) != 2 or not all(isinstance(side, Integral) for side in self.img_size):
+            raise UserError(f"img_size: {self.img_size!r} is not valid; expected a side in pixels or (height, width)")
         if min(self.grid) < 1:
             raise UserError(f"img_size: {self.img_size} is smaller than one patch of {self.patch_size} pixels")
 
@@ -207,7 +214,7 @@ def cost_options(net: Any = None, **given: Any) -> CostOptions:
     options = {**built, **{k: v for k, v in given.items() if v is not None}}
     if "img_size" in options:
         size = options["img_size"]
-        options["img_size"] = (size, size) if isinstance(size, int) else tuple(int(s) for s in size)
+        options["img_size"] = tuple(size) if isinstance(size, Sequence) else (size, size)
     return CostOptions(**options)
 
 
@@ -247,7 +254,13 @@ def cost(
             raise UserError(f"cost: codes of shape {arch.shape} are not (N, {len(space.columns)}) of {space.name!r}")
         return formula(space.family).many(space, arch, chosen)
     if isinstance(arch, Sequence):
-        both = [formula(a.family).one(a, chosen) for a in arch]
+        both = [_count(a, chosen) for a in arch]
         table = np.asarray(both, dtype=np.int64).reshape(len(both), 2)
         return Costs(table[:, 0], table[:, 1])
-    return formula(arch.family).one(arch, chosen)
+    return _count(arch, chosen)
+
+
+def _count(arch: Architecture, options: CostOptions) -> Cost:
+    if not isinstance(arch, Architecture):
+        raise UserError(f"cost: expected an Architecture, got {type(arch).__name__}")
+    return formula(arch.family).one(arch, options)

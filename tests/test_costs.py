@@ -326,6 +326,18 @@ def test_mistakes() -> None:
         tas.cost(arch, pool="max")
     with pytest.raises(UserError, match="smaller than one patch"):
         tas.cost(arch, img_size=8)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"patch_size": 0}, "patch_size: 0"),
+        ({"num_classes": 2.5}, "num_classes: 2.5"),
+        ({"img_size": "large"}, "img_size: .*height, width"),
+        ({"img_size": (224,)}, "img_size: .*height, width"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(UserError, match=message):
+            tas.cost(arch, **options)
+    for nothing in ({"embed_dim": 3}, "ab", [3]):
+        with pytest.raises(UserError, match="expected an Architecture, got"):
+            tas.cost(nothing)  # type: ignore[call-overload]
     with pytest.raises(UserError, match="not a str"):
         tas.cost(arch, "autoformer_tiny")
     with pytest.raises(UserError, match="codes need the space"):

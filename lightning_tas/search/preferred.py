@@ -75,6 +75,8 @@ def select_preferred(
         raise unknown("mode", mode, MODES)
     if not isinstance(top, int) or top < 1:
         raise UserError(f"top: {top!r} must be a whole number of at least 1")
+    if limits is not None and len(limits) != 2:
+        raise UserError(f"limits: {limits!r} must be a pair (low, high), where None leaves a side open")
     given = {"allocation": allocation, "norm": norm, "classes": classes, "skip_unused_middle": skip_unused_middle}
     rules = {**MODES[mode], **{key: value for key, value in given.items() if value is not None}}
     space = cast(SearchSpace, net.space) if space is None else space
@@ -137,6 +139,8 @@ def select_with(
 
 def space_axes(space: SearchSpace) -> Axes:
     """The choices of an isotropic space; UserError for a space that the tables cannot describe."""
+    if not isinstance(space, SearchSpace):
+        raise UserError(f"space: expected a SearchSpace, got {type(space).__name__}; see lightning_tas.space")
     if space.family not in FAMILIES:
         raise unknown("family", space.family, FAMILIES)
     found = {d.name: d for d in space.dimensions}

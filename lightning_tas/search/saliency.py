@@ -73,8 +73,8 @@ def gradient_pass(
     """
     if loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
-    if micro_batch < 1:
-        raise UserError(f"micro_batch: {micro_batch} must be at least 1")
+    if not isinstance(micro_batch, int) or micro_batch < 1:
+        raise UserError(f"micro_batch: {micro_batch!r} must be a whole number of at least 1")
     _check_batch(net, images, labels, loss)
     number = len(images)
     # The caller may be inside no_grad, inference mode or autocast (which would also act on the backward pass).

@@ -56,8 +56,11 @@ class NetOptions(ModelConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name}: {value!r} is not valid; it must be a whole number of at least {least}")
+        for name in ("relative_position", "abs_pos", "qkv_bias", "pre_norm", "scale"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name}: {getattr(self, name)!r} is not valid; it must be true or false")
         for name in ("drop_rate", "attn_drop_rate", "drop_path_rate"):
-            if not 0.0 <= getattr(self, name) < 1.0:
+            if not isinstance(getattr(self, name), (int, float)) or not 0.0 <= getattr(self, name) < 1.0:
                 raise UserError(f"{name}: {getattr(self, name)!r} is not valid; it must be in [0, 1)")
         self.img_size = _height_width(self.img_size)
         if min(self.img_size) < self.patch_size:

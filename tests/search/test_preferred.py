@@ -343,6 +343,8 @@ def test_mistakes() -> None:
         ({"classes": "sum"}, "Did you mean 'sums'"),
         ({"allocation": "greedy"}, "evenly spaced"),
         ({"top": 0}, "top"),
+        ({"limits": (5,)}, "limits: .*pair"),
+        ({"space": "autoformer_tiny"}, "expected a SearchSpace, got str"),
         ({"unit": "params"}, "Did you mean 'Mparams'"),
     ]
     calls: list[tuple[int, int]] = []

@@ -241,6 +241,8 @@ def test_calls_that_cannot_work(make_net: Callable[..., Any], small_space: Any) 
         ({"img_size": (8, 8, 8)}, "img_size"),
         ({"num_classes": -1}, "num_classes"),
         ({"drop_path_rate": 1.0}, "drop_path_rate"),
+        ({"drop_rate": "0.1"}, "drop_rate: '0.1'"),
+        ({"relative_position": "no"}, "relative_position: 'no'.*true or false"),
         ({"allocated": {"embed_dim": 8}}, "allocated"),
     ]
     for options, message in wrong:
