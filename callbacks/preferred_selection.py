@@ -17,7 +17,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from lightning_tas.errors import UserError
-from lightning_tas.launch.files import read_json, write_json
+from lightning_tas.launch.files import write_json
+from lightning_tas.launch.results import read_selection
 from lightning_tas.search import Selection
 from lightning_tas.search.config import SelectConfig
 from lightning_tas.search.preferred import select_with
@@ -77,8 +78,7 @@ class PreferredSelection(Callback):
 
     def _record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         if self.path is not None and self.path.exists():
-            existing: dict[str, Any] = read_json(self.path, key="selection")
-            return existing
+            return read_selection(self.path).to_dict()
         batch = self.batch
         if batch is None and self.select.images == "data":
             batch = trainer.datamodule.selection_batch  # type: ignore[attr-defined]  # set by Trainer.fit
@@ -110,4 +110,8 @@ def make_selection(
         if batch is None:
             raise UserError("select.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
         images, targets = batch(select.batch_size)
-    return select_with(select, net, images=images, targets=targets, seed=seed, progress=True)
+    try:
+        return select_with(select, net, images=images, targets=targets, seed=seed, progress=True)
+    except UserError as error:
+        # The selector speaks of its arguments (margin, norm, ...): here they are keys of a group.
+        raise UserError(f"select: {error}") from None

@@ -10,6 +10,14 @@ class UserError(ValueError):
     """A mistake in what the user asked for. Commands print its message alone and exit with status 2."""
 
 
+class Stopped(Exception):
+    """Ctrl-C or a batch system ended a run; `status` is the exit status that says so (128 + signal)."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def nearest(value: object, valid: Iterable[object]) -> str | None:
     """The valid name closest to `value`, or None when nothing resembles it."""
     names = [str(v) for v in valid]

@@ -6,9 +6,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from lightning_tas.errors import UserError
+from lightning_tas.errors import Stopped, UserError
 
 HELP = ("-h", "--help", "help")
+INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
@@ -25,7 +26,16 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         config = config_from(command, arguments)
         importlib.import_module(f"lightning_tas.commands.{command}").run(config)
     except UserError as error:
-        sys.stdout.flush()
-        sys.stderr.write(f"lightning_tas.{command}: {error}\n")
-        return 2
+        # One line, also where it quotes what a library wrote on several.
+        return _end(command, " ".join(str(error).split()), 2)
+    except Stopped as stopped:
+        return _end(command, str(stopped), stopped.status)
+    except KeyboardInterrupt:
+        return _end(command, "interrupted", INTERRUPTED)
     return 0
+
+
+def _end(command: str, message: str, status: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"lightning_tas.{command}: {message}\n")
+    return status

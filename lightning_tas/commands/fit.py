@@ -5,21 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
-from lightning_tas.errors import UserError
-from lightning_tas.launch.files import read_json, write_text
+from lightning_tas.errors import Stopped, UserError
+from lightning_tas.launch.files import write_text
 from lightning_tas.launch.run_folder import RunFolder, global_rank, recipe_folder
-from lightning_tas.launch.study import FINISHED, Study
-from lightning_tas.launch.trainer import check_trainer
+from lightning_tas.launch.study import FINISHED, Study, read_study
+from lightning_tas.launch.trainer import check_trainer, world_size
 
 if TYPE_CHECKING:
     from lightning_tas.commands.phases import Context
+    from lightning_tas.data import TASDataModule
 
+INTERRUPTED, TERMINATED = 130, 143  # 128 + signal, as shells say it
 # What may differ between an interrupted run and its continuation: where it writes and how it is watched.
 NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config")
 
@@ -37,17 +42,29 @@ def run(config: Config) -> None:
     if config.plan:
         plan.show(config)
         return
-    folder, resuming = locate(config)
+    folder = locate(config)
     phases.check(config)
     check_trainer(config.trainer)
     data = build.data(config)
     data.load()  # a missing data set ends the command here, with nothing written
+    settings = config.trainer
+    data.check_batches(world_size(settings), settings.limit_train_batches, settings.limit_val_batches)
     fresh = not folder.path.exists()
     folder.create()
+    with folder.locked() if global_rank() == 0 else nullcontext():
+        if global_rank() == 0 and config.resume is None and folder.study.exists():
+            raise _used(folder)  # by a run that was begun under the same name a moment ago
+        _run_locked(config, folder, data, fresh)
+
+
+def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, fresh: bool) -> None:
+    """Run the phases; on a user's mistake, remove a folder that is `fresh` and holds no finished phase."""
+    from lightning_tas.commands import phases
+
     main = global_rank() == 0
+    if main and not folder.study.exists():
+        write_text(folder.config, to_yaml(config))  # first: whatever has a study can be resumed from its configuration
     study = Study(folder.study, config.phases, config_hash(config), write=main)
-    if main and not resuming:
-        write_text(folder.config, to_yaml(config))
     context = phases.Context(config, folder, study, data_module=data)
     if main:
         say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
@@ -58,6 +75,9 @@ def run(config: Config) -> None:
         if main and fresh and not any(study.status(index) == FINISHED for index in range(len(config.phases))):
             shutil.rmtree(folder.path)
         raise
+    except (KeyboardInterrupt, SIGTERMException) as signal:
+        status = INTERRUPTED if isinstance(signal, KeyboardInterrupt) else TERMINATED
+        raise Stopped(f"stopped; python -m lightning_tas.fit resume={folder.path} continues it", status) from None
 
 
 def _run_phases(context: Context) -> None:
@@ -75,21 +95,23 @@ def _run_phases(context: Context) -> None:
         study.finish(index, PHASES[name](context))
 
 
-def locate(config: Config) -> tuple[RunFolder, bool]:
-    """The run folder, and whether it continues an earlier run."""
+def locate(config: Config) -> RunFolder:
+    """The run folder: a new one, or that of the run to continue."""
     if config.resume is not None and config.resume != "auto":
-        return RunFolder(_run_of(Path(config.resume))), True
+        return RunFolder(_run_of(Path(config.resume)))
     if config.resume == "auto" and config.run is None:
         unfinished = newest_unfinished(config)
         if unfinished is not None:
-            return unfinished, True
+            return unfinished
     folder = RunFolder.locate(config.output_dir, config.recipe, config.run, config.seed)
     used = folder.path.is_dir() and any(folder.path.iterdir())
     if config.resume is None and used and global_rank() == 0:
-        raise UserError(
-            f"run: {str(folder.path)!r} exists already; resume=auto continues it, or choose another run=NAME"
-        )
-    return folder, folder.study.exists()
+        raise _used(folder)
+    return folder
+
+
+def _used(folder: RunFolder) -> UserError:
+    return UserError(f"run: {str(folder.path)!r} exists already; resume=auto continues it, or choose another run=NAME")
 
 
 def newest_unfinished(config: Config) -> RunFolder | None:
@@ -98,9 +120,12 @@ def newest_unfinished(config: Config) -> RunFolder | None:
     folder = recipe_folder(config.output_dir, config.recipe)
     studies = sorted(folder.glob("*/study.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in studies:
-        record = read_json(path, key="resume")
+        try:
+            record = read_study(path)
+        except UserError:
+            continue  # nobody can continue that one
         open_phases = any(phase["status"] != FINISHED for phase in record["phases"])
-        if record["config_hash"] == digest and open_phases:
+        if record.get("config_hash") == digest and open_phases:
             return RunFolder(path.parent)
     return None
 

@@ -7,6 +7,7 @@ paths relative to the run folder.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
 from lightning_tas.analysis.tables import text_table
@@ -27,12 +29,11 @@ from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import provenance
-from lightning_tas.launch.files import read_json, write_json
-from lightning_tas.launch.results import Specialised, find_checkpoint, write_result
+from lightning_tas.launch.files import write_json
+from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
 from lightning_tas.launch.run_folder import RunFolder, global_rank
 from lightning_tas.launch.study import Study
-from lightning_tas.launch.trainer import FINAL, LAST, build_trainer
-from lightning_tas.launch.wandb_logger import check_wandb
+from lightning_tas.launch.trainer import FINAL, LAST, build_trainer, check_loggers
 from lightning_tas.search import Selection
 from lightning_tas.training.checkpoint import load_supernet
 
@@ -97,7 +98,7 @@ def supernet(context: Context) -> Outputs:
         callbacks.append(
             PreferredSelection(config.select, config.seed, context.folder.selection, context.data.selection_batch)
         )
-        selection = Selection.from_dict(read_json(context.folder.selection))
+        selection = read_selection(context.folder.selection)
     module = build.supernet_module(config, context.data, selection)
     trainer = _fit(context, "supernet", module, callbacks)
     return _checkpoint_outputs(context, "supernet", trainer)
@@ -143,9 +144,11 @@ def check(config: Config) -> None:
     for name in config.phases:
         if name not in PHASES:
             raise unknown("phases", name, PHASES)
-    asked = [config.logger] if isinstance(config.logger, str) else list(config.logger or [])
-    if "wandb" in asked:
-        check_wandb()
+    check_loggers(config)
+    places = [list(PHASES).index(name) for name in config.phases]
+    if places != sorted(places):
+        ordered = [name for name in PHASES if name in config.phases]
+        raise UserError(f"phases: {config.phases} is not valid; valid in this order: {ordered}")
     needs = config.sampler.name in ("preferred", "balanced")
     if needs and "supernet" in config.phases and "select" not in config.phases:
         raise UserError(
@@ -160,19 +163,47 @@ def check(config: Config) -> None:
 
 def _fit(context: Context, phase: str, module: Any, callbacks: list[Callback]) -> Trainer:
     """Run `Trainer.fit` for this phase, continuing its last checkpoint if there is one."""
-    last = context.folder.checkpoints(context.index, phase) / LAST
-    resumed = last if last.exists() else None
-    step = None
-    if resumed is not None:
-        step = int(torch.load(resumed, map_location="cpu", weights_only=True, mmap=True)["global_step"])
-        if context.main:
-            say(f"{phase}: continuing {resumed} (step {step})")
+    # Without a checkpoint the phase starts again at step 0, whatever it had logged.
+    resumed, step = newest_whole(context.folder.checkpoints(context.index, phase))
+    if resumed is not None and context.main:
+        say(f"{phase}: continuing {resumed} (step {step})")
     callbacks = [*callbacks, *module.callbacks()] if hasattr(module, "callbacks") else callbacks
     trainer = build_trainer(context.config, context.folder, context.index, phase, callbacks, step)
-    trainer.fit(module, datamodule=context.data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+    try:
+        trainer.fit(module, datamodule=context.data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+    except SystemExit:
+        _if_stopped(trainer)
+        raise
+    _if_stopped(trainer)
+    return trainer
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, int]:
+    """The newest checkpoint of `folder` that can be read, and its number of updates; (None, 0) if there is none at all.
+
+    A machine that went down may leave the last one torn; the one before is whole.
+
+    Raises:
+        UserError: there are checkpoints and all are broken.
+    """
+    found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.name == LAST, path.stat().st_mtime), reverse=True)
+    for path in found:
+        try:
+            return path, int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+        except Exception as error:  # torch.load raises many kinds for a broken file
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            warnings.warn(f"resume: {path} is broken and left out ({reason})", stacklevel=2)
+    if found:
+        raise UserError(f"resume: all checkpoints in {str(folder)!r} are broken; remove them to start the phase again")
+    return None, 0
+
+
+def _if_stopped(trainer: Trainer) -> None:
+    """Raise what stopped `trainer`: Lightning turns Ctrl-C into an exit, and a late SIGTERM into nothing at all."""
+    if trainer.received_sigterm:
+        raise SIGTERMException
     if trainer.interrupted:
         raise KeyboardInterrupt
-    return trainer
 
 
 def _checkpoint_outputs(context: Context, phase: str, trainer: Trainer) -> Outputs:
@@ -198,7 +229,7 @@ def _measured_architectures(
 ) -> tuple[dict[str, Architecture], dict[str, tuple[float | None, float | None]]]:
     """Label to architecture, and label to (score, bin): every candidate, else smallest, middle, largest."""
     if context.folder.selection.exists():
-        selection = Selection.from_dict(read_json(context.folder.selection))
+        selection = read_selection(context.folder.selection)
         named = dict(zip(selection.labels, selection.candidates, strict=True))
         return {k: c.arch for k, c in named.items()}, {k: (c.score, c.bin) for k, c in named.items()}
     return dict(loaded.report), {}

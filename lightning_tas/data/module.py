@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -107,6 +108,30 @@ class TASDataModule(pl.LightningDataModule):
         """Training batches per epoch of each of `world_size` processes."""
         return len(self._train_order(np.arange(self.num_train), 0, world_size))
 
+    def check_batches(self, world_size: int, train_share: Any = None, val_share: Any = None) -> None:
+        """Refuse settings under which a process would have no batch; a share (float) is of the batches of an epoch.
+
+        Raises:
+            UserError: names `data.batch_size`, or Lightning's `limit_train_batches` or `limit_val_batches`.
+        """
+        steps = self.steps_per_epoch(world_size)
+        if steps == 0:
+            raise UserError(
+                f"data.batch_size: {self.config.batch_size} is not valid; {world_size} processes share "
+                f"{self.num_train} training images: not one whole batch each"
+            )
+        shares = [("train", train_share, steps)]
+        if isinstance(val_share, float):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what validation uses is said when it is used
+                shares.append(("val", val_share, math.ceil(len(self.val_dataloader()) / world_size)))
+        for name, share, batches in shares:
+            if isinstance(share, float) and 0 < share * batches < 1:
+                raise UserError(
+                    f"trainer.limit_{name}_batches: {share!r} is not valid; of {batches} batches that is less than "
+                    f"one; valid: {1 / batches:.3g} or above, or a whole number of batches"
+                )
+
     # ---- loading -------------------------------------------------------------------------------------------------
 
     def load(self) -> ImageData:
@@ -119,7 +144,10 @@ class TASDataModule(pl.LightningDataModule):
                 assert self._known.in_chans == facts.in_chans, (self._known, facts)
             splits = self._split(data)
             self._check_batch(len(splits.train))
-            self._data, self._splits, self._known = data, splits, facts
+            self._known = facts
+            for train in (True, False):
+                self._pipeline(train)  # channels, normalisation and augmentation fit, or the user hears it now
+            self._data, self._splits = data, splits
         return self._data
 
     def setup(self, stage: str | None = None) -> None:
@@ -175,6 +203,11 @@ class TASDataModule(pl.LightningDataModule):
 
     def _check_batch(self, num_train: int) -> None:
         size = self.config.batch_size
+        if num_train < 1:
+            raise UserError(
+                f"data.search_val: {self.config.search_val!r} is not valid; it leaves no image of {self.config.name} "
+                "to train on"
+            )
         if size > num_train:
             raise UserError(
                 f"data.batch_size: {size} is not valid; only {num_train} images of {self.config.name} are left to "
@@ -183,7 +216,9 @@ class TASDataModule(pl.LightningDataModule):
 
     def _per_channel(self, key: str, given: Any, native: tuple[float, ...]) -> tuple[float, ...]:
         if given is not None:
-            values = tuple(float(v) for v in ([given] if isinstance(given, (int, float)) else given))
+            numbers = list(given) if isinstance(given, (list, tuple)) else [given]
+            real = all(isinstance(v, (int, float)) and math.isfinite(v) for v in numbers)
+            values = tuple(float(v) for v in numbers) if real else ()
             if len(values) not in (1, self.in_chans) or (key == "std" and min(values) <= 0):
                 raise UserError(
                     f"data.{key}: {given!r} is not valid; valid: one number or {self.in_chans}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -28,14 +29,15 @@ class RunMetrics(Logger):
     Args:
         path: the file, created on the first row.
         phase: value of the `phase` column, for example `supernet`.
-        restored_step: rows of this phase with a larger step are dropped (None: keep all).
+        restored_step: updates that the restored checkpoint has seen. Lightning counts them from 0, so rows of this
+            phase from this step on are dropped (None: keep all).
     """
 
     def __init__(self, path: Path, phase: str, restored_step: int | None = None) -> None:
         super().__init__()
         self._path, self._phase = path, phase
         self._columns: list[str] = list(FIXED)
-        self._pending: list[dict[str, str]] = []
+        self._recent: list[dict[str, str]] = []  # rows of the newest step
         if path.exists() and global_rank() == 0:
             self._open(restored_step)
 
@@ -45,7 +47,9 @@ class RunMetrics(Logger):
         rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
         self._columns = list(rows[0]) if rows else list(FIXED)
         if restored_step is not None:
-            rows = [row for row in rows if row["phase"] != self._phase or int(row["step"]) <= restored_step]
+            rows = [row for row in rows if row["phase"] != self._phase or int(row["step"]) < restored_step]
+            newest = [row for row in rows if row["phase"] == self._phase and int(row["step"]) == restored_step - 1]
+            self._recent = [{key: value for key, value in row.items() if value != ""} for row in newest]
         self._rewrite(rows)
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
@@ -77,7 +81,11 @@ class RunMetrics(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Queue one row; tensors become numbers when the row is written."""
+        """Append one row; tensors become numbers. On disk at once: a checkpoint must not know more than the file.
+
+        A row that is there already is not repeated: a run resumed from the end of an epoch's last step measures that
+        epoch again, and `RowBeforeCheckpoint` is ahead of Lightning.
+        """
         values = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in metrics.items()}
         epoch = values.pop("epoch", "")
         place = {
@@ -85,26 +93,38 @@ class RunMetrics(Logger):
             "epoch": int(epoch) if epoch != "" else "",
             "step": step if step is not None else "",
         }
-        self._pending.append({key: str(value) for key, value in {**place, **values}.items()})
-
-    @rank_zero_only
-    def save(self) -> None:
-        """Append the queued rows; a new metric rewrites the file with one more column."""
-        if not self._pending:
+        row = {key: str(value) for key, value in {**place, **values}.items()}
+        if row in self._recent:
             return
-        rows, self._pending = self._pending, []
-        unseen = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in self._columns]
+        self._recent = [earlier for earlier in self._recent if earlier["step"] == row["step"]] + [row]
+        self._append(row)
+
+    def _append(self, row: dict[str, str]) -> None:
+        unseen = [key for key in row if key not in self._columns]
         if unseen or not self._path.exists():
             earlier = []
             if self._path.exists():
                 earlier = list(csv.DictReader(io.StringIO(self._path.read_text(encoding="utf-8"))))
             self._columns += unseen
-            self._rewrite(earlier + rows)
+            self._rewrite([*earlier, row])
             return
         with self._path.open("a", encoding="utf-8", newline="") as file:
-            csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerows(rows)
+            csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(row)
 
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """Write what is queued, also after an exception."""
-        self.save()
+
+class RowBeforeCheckpoint(Callback):
+    """Writes the row of a training step before the checkpoint of that step.
+
+    Lightning logs a step after its checkpoint is saved: killed in between, the resumed run would lack the row.
+    """
+
+    def __init__(self, metrics: RunMetrics, every: int) -> None:
+        self.metrics, self.every = metrics, every
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Log what Lightning is about to log, if it is (`trainer.log_every_n_steps`)."""
+        if not trainer.training or trainer.global_step % self.every:
+            return
+        logged = {key: value for key, value in trainer.callback_metrics.items() if key.startswith("train/")}
+        if logged:
+            self.metrics.log_metrics({**logged, "epoch": trainer.current_epoch}, trainer.global_step - 1)

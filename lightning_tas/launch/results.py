@@ -12,6 +12,8 @@ from typing import Any
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.launch.files import read_json, write_json
+from lightning_tas.launch.study import read_study
+from lightning_tas.search import Selection
 
 # Two runs are identical when everything else in their result.json is.
 NOT_COMPARED = ("timing", "host", "run")
@@ -76,6 +78,17 @@ def read_architectures(path: Path | str, key: str = "arch") -> dict[str, Archite
         raise UserError(f"{key}: {str(path)!r} is not a result.json or selection.json of this version") from None
 
 
+def read_selection(path: Path) -> Selection:
+    """The selection in `selection.json`; UserError when the file is missing, broken, or something else."""
+    record = read_json(path, key="selection")
+    try:
+        return Selection.from_dict(record)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"selection: {str(path)!r} is not a selection.json of this version") from None
+
+
 def pick(archs: Mapping[str, Architecture], name: str, key: str = "arch") -> tuple[str, Architecture]:
     """The entry whose label or id is `name`."""
     for label, arch in archs.items():
@@ -95,7 +108,7 @@ def find_checkpoint(path: Path | str, key: str = "ckpt") -> Path:
             raise UserError(f"{key}: {str(path)!r} does not exist; give a checkpoint file or the folder of a run")
         return path
     study = path / "study.json"
-    phases = read_json(study, key=key)["phases"] if study.exists() else []
+    phases = read_study(study, key)["phases"] if study.exists() else []
     handed = [phase["outputs"]["checkpoint"] for phase in phases if "checkpoint" in phase["outputs"]]
     found = [path / name for name in reversed(handed) if (path / name).exists()]
     found += sorted(path.glob("phases/*/checkpoints/last.ckpt"), reverse=True)

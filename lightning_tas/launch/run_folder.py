@@ -6,9 +6,12 @@ phases/NN-name/checkpoints/
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from lightning_tas.errors import UserError
 
 # Children that Lightning launches inherit the environment: rank 0 names the run, they find it here.
 RUN_VARIABLE = "LIGHTNING_TAS_RUN"
+LOCK_SECONDS = 10
 
 
 def global_rank() -> int:
@@ -65,10 +69,38 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            writable = os.access(self.path, os.W_OK | os.X_OK)
+        except OSError as error:  # of many kinds: a file in the way, no permission, a name too long, a full disk
             raise UserError(f"output_dir: cannot create {str(self.path)!r} ({error.strerror})") from None
+        if not writable:
+            raise UserError(f"output_dir: {str(self.path)!r} may not be written")
         os.environ[RUN_VARIABLE] = self.path.name
         return self
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other run out of this folder while the context lasts, also when this process is killed.
+
+        Waits a little: the data workers of a killed run live on for some seconds, and so does its lock.
+
+        Raises:
+            UserError: another process is running in this folder.
+        """
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            for _ in range(LOCK_SECONDS * 4):
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.25)
+                except OSError:  # a file system without locks
+                    break
+            else:
+                raise UserError(f"run: another process is running in {str(self.path)!r}; choose another run=NAME")
+            yield
+        finally:
+            os.close(handle)
 
     @property
     def config(self) -> Path:

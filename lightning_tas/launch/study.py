@@ -11,6 +11,17 @@ from lightning_tas.launch.files import read_json, write_json
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
 
 
+def read_study(path: Path, key: str = "resume") -> dict[str, Any]:
+    """The record in `study.json`; UserError when the file is missing, broken, or something else."""
+    record = read_json(path, key=key)
+    phases = record.get("phases") if isinstance(record, dict) else None
+    if not isinstance(phases, list) or not all(
+        isinstance(phase, dict) and {"name", "status", "outputs"} <= set(phase) for phase in phases
+    ):
+        raise UserError(f"{key}: {str(path)!r} is not the study.json of a run")
+    return dict(record)
+
+
 class Study:
     """The list of phases of a run with status and outputs, written atomically after every change.
 
@@ -24,7 +35,7 @@ class Study:
     def __init__(self, path: Path, phases: list[str], config_hash: str, write: bool = True) -> None:
         self.path, self._write = path, write
         if path.exists():
-            self._adopt(read_json(path, key="resume"), phases, config_hash)
+            self._adopt(read_study(path), phases, config_hash)
         else:
             self.record: dict[str, Any] = {
                 "config_hash": config_hash,
@@ -36,7 +47,7 @@ class Study:
         recorded = [phase["name"] for phase in record["phases"]]
         if recorded != list(phases):
             raise UserError(f"resume: {self.path} holds the phases {recorded}, the recipe has {list(phases)}")
-        if record["config_hash"] != config_hash:
+        if record.get("config_hash") != config_hash:
             raise UserError(
                 f"resume: {self.path} was written under another configuration; "
                 f"repeat it with config={self.path.parent / 'config.yaml'} or choose another run="

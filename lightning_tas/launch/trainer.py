@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import logging
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +19,17 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lightning_tas.errors import UserError
-from lightning_tas.launch.metrics import RunMetrics
+from lightning_tas.launch.metrics import RowBeforeCheckpoint, RunMetrics
 from lightning_tas.launch.run_folder import RunFolder
+from lightning_tas.launch.wandb_logger import check_wandb, wandb_logger
 
 if TYPE_CHECKING:
     from lightning_tas.commands.config import CheckpointConfig, Config, TrainerConfig
 
 LAST = "last.ckpt"
 FINAL = "final.ckpt"
+# Any of these says that something starts the processes of all nodes.
+LAUNCHED = ("MASTER_ADDR", "RANK", "SLURM_NTASKS")
 
 
 class ProgressBar(TQDMProgressBar):
@@ -80,17 +86,30 @@ def checkpoint_callbacks(folder: Path, settings: CheckpointConfig) -> list[Callb
     return savers
 
 
-def loggers(config: Config, folder: RunFolder, phase: str, restored_step: int | None) -> list[Logger]:
-    """`metrics.csv` always; TensorBoard or W&B where the configuration asks for them."""
-    made: list[Logger] = [RunMetrics(folder.metrics, phase, restored_step)]
-    asked = [config.logger] if isinstance(config.logger, str) else list(config.logger or [])
+def check_loggers(config: Config) -> None:
+    """UserError, by name, when the package that a logger needs is missing."""
+    asked = _asked(config)
+    if "tensorboard" in asked and not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")):
+        raise UserError(
+            "logger: 'tensorboard' needs the package tensorboard (pip install tensorboard); valid without it: csv"
+        )
+    if "wandb" in asked:
+        check_wandb()
+
+
+def _asked(config: Config) -> list[str]:
+    return [config.logger] if isinstance(config.logger, str) else list(config.logger or [])
+
+
+def further_loggers(config: Config, folder: RunFolder, phase: str) -> list[Logger]:
+    """TensorBoard or W&B where the configuration asks for them; `metrics.csv` is always there."""
+    made: list[Logger] = []
+    asked = _asked(config)
     if "tensorboard" in asked:
         from pytorch_lightning.loggers import TensorBoardLogger
 
         made.append(TensorBoardLogger(save_dir=str(folder.path), name="tensorboard", version=phase))
     if "wandb" in asked:
-        from lightning_tas.launch.wandb_logger import wandb_logger
-
         made.append(wandb_logger(config, folder, phase))
     return made
 
@@ -120,13 +139,29 @@ def check_trainer(settings: TrainerConfig) -> None:
                 f"trainer.strategy: {settings.strategy!r} needs the package deepspeed (pip install deepspeed); "
                 "valid without it: auto, ddp"
             ) from None
+    if settings.num_nodes > 1 and not any(name in os.environ for name in LAUNCHED):
+        raise UserError(
+            f"trainer.num_nodes: {settings.num_nodes} needs a launcher on every node, or this one would wait for the "
+            "others for ever; start with torchrun or srun, or set MASTER_ADDR and NODE_RANK"
+        )
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             Trainer(**_settings(settings), logger=False, enable_checkpointing=False, enable_progress_bar=False)
     except (MisconfigurationException, ImportError, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"trainer: Lightning refuses these settings: {reason}") from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing below a warning is logged: Lightning announces its devices whenever a Trainer is made."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def build_trainer(
@@ -140,11 +175,13 @@ def build_trainer(
     """The Trainer of phase `index`; `config.trainer` fields go to Lightning under Lightning's own names."""
     given = _settings(config.trainer)
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_no_tips)
+    metrics = RunMetrics(folder.metrics, phase, restored_step)
     return Trainer(
         **given,
-        logger=loggers(config, folder, phase, restored_step),
+        logger=[metrics, *further_loggers(config, folder, phase)],
         callbacks=[
             *callbacks,
+            RowBeforeCheckpoint(metrics, config.trainer.log_every_n_steps),
             *checkpoint_callbacks(folder.checkpoints(index, phase), config.checkpoint),
             ProgressBar(),
         ],
