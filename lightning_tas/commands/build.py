@@ -40,7 +40,11 @@ def space(config: Config) -> SearchSpace:
     """The search space of the recipe."""
     if config.space is None:
         raise UserError("space: the recipe names no search space; give space=NAME or space=FILE.yaml")
-    return resolve_space(config.space)
+    try:
+        return resolve_space(config.space)
+    except UserError as error:
+        # The reader speaks of what is inside (embed_dim, depth, ...): say where that was given.
+        raise UserError(str(error) if str(error).startswith("space") else f"space: {error}") from None
 
 
 def training_space(config: Config, selection: Selection | None) -> SearchSpace:
@@ -148,8 +152,13 @@ def measured_top1(path: Path) -> dict[str, float]:
     path = path / "result.json" if path.is_dir() else path
     if not path.exists():
         return {}
-    entries = read_json(path, key="arch").get("architectures", [])
-    return {entry["label"]: entry["metrics"]["top1"] for entry in entries if entry.get("metrics")}
+    record = read_json(path, key="arch")
+    entries = record.get("architectures", []) if isinstance(record, dict) else []
+    try:
+        top1 = {entry["label"]: entry["metrics"]["top1"] for entry in entries if entry.get("metrics")}
+        return {label: float(value) for label, value in top1.items() if value is not None}
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"arch: {str(path)!r} is not a result.json of this version") from None
 
 
 def retrain_module(config: Config, source: TASDataModule, arch: Architecture) -> RetrainModule:

@@ -140,7 +140,7 @@ def _repeated(path: Path, key: str) -> recipes.Recipe:
     path = path / "config.yaml" if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"{key}: {str(path)!r} does not exist; give the config.yaml of a run, or its folder")
-    values = recipes.read(path.read_text(encoding="utf-8"), str(path))
+    values = recipes.read(path, str(path))
     label = str(values.get("recipe") or "")
     return _without(recipes.Recipe(label, str(path), values, (), repeated=True), NOT_REPEATED)
 
@@ -162,14 +162,26 @@ def _compose(base: recipes.Recipe, settings: Sequence[Setting]) -> DictConfig:
     store.store(name="schema", node=Config)
     names = recipes.register(base)
     store.store(name="config", node={"defaults": ["schema", {recipes.GROUP: names}, "_self_"]})
+    free = [setting for setting in settings if setting.key.partition(".")[0] in VERBATIM_OR_MAPPING]
     try:
         with initialize(config_path=None, version_base="1.3"):
-            composed = compose("config", [setting.text for setting in settings])
+            composed = compose("config", [setting.text for setting in settings if setting not in free])
         tree = OmegaConf.merge(OmegaConf.structured(Config), composed)
+        assert isinstance(tree, DictConfig)
+        # Hydra would merge `space={...}` into the recipe's and refuse what that one lacks: here it is the whole space.
+        for setting in sorted(free, key=lambda setting: setting.key.count(".")):
+            _set_free(tree, setting)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(schema.first_line(error)) from None
-    assert isinstance(tree, DictConfig)
     return tree
+
+
+def _set_free(tree: DictConfig, setting: Setting) -> None:
+    """Set `space` or `arch`, or a key inside one, whatever is there: only their readers know what is valid."""
+    top, inside, _ = setting.key.partition(".")
+    if inside and not isinstance(tree[top], DictConfig):
+        raise UserError(f"{setting.key}: {top} is {tree[top]!r} here, which has no keys; give {top}={{...}} as a whole")
+    OmegaConf.update(tree, setting.key, setting.value, merge=False, force_add=True)
 
 
 def _to_object(tree: DictConfig) -> Config:

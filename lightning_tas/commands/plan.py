@@ -43,6 +43,7 @@ def show(config: Config) -> None:
     """Print the plan. Selection runs for real where the recipe selects: it trains nothing."""
     check(config)
     data = build.data(config)
+    data.check_batches(world_size(config.trainer), config.trainer.limit_train_batches)
     with torch.device("meta"):
         net = make_supernet(build.space(config), **build.network_options(config, data)) if config.space else None
     if net is None:
@@ -102,10 +103,11 @@ def _budget(
     processes = world_size(settings)
     batch = build.global_batch(config)
     per_epoch = data.steps_per_epoch(processes)
-    if isinstance(settings.limit_train_batches, int):
-        per_epoch = min(per_epoch, settings.limit_train_batches)
+    limit = settings.limit_train_batches
+    if limit is not None:
+        per_epoch = min(per_epoch, limit) if isinstance(limit, int) else int(per_epoch * limit)
     per_epoch = math.ceil(per_epoch / settings.accumulate_grad_batches)
-    steps = settings.max_epochs * per_epoch if settings.max_epochs and settings.max_epochs > 0 else math.inf
+    steps = settings.max_epochs * per_epoch
     if settings.max_steps and settings.max_steps > 0:
         steps = min(steps, settings.max_steps)
     mean = sum(float(cost(arch, net).macs) for arch in archs) / len(archs)
@@ -116,7 +118,7 @@ def _budget(
         batch,
         per_epoch,
         steps / per_epoch,
-        int(steps),
+        steps,
         TRAINING_OVER_FORWARD * mean * per_step * batch * steps,
         memory,
     )

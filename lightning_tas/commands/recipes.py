@@ -78,7 +78,7 @@ def load(value: str, folder: Path | None = None, seen: tuple[str, ...] = ()) -> 
     origin = str(source)
     if origin in seen:
         raise UserError(f"recipe: {value!r} inherits from itself through {' -> '.join((*seen, origin))}")
-    values = read(source.read_text(encoding="utf-8"), origin)
+    values = read(source, origin)
     parents = tuple(
         load(parent, source.parent if isinstance(source, Path) else None, (*seen, origin))
         for parent in _parents(values.pop("defaults", []), origin)
@@ -98,11 +98,18 @@ def register(recipe: Recipe) -> list[str]:
     return names
 
 
-def read(text: str, origin: str) -> dict[str, Any]:
+def read(source: Traversable, origin: str) -> dict[str, Any]:
     """The mapping that a recipe or configuration file holds; `origin` names it in messages."""
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{origin} cannot be read: {error}") from None
     # OmegaConf's reader: 5e-4 is a number (YAML 1.1 says string), and a key given twice is refused.
     try:
-        values = OmegaConf.to_container(OmegaConf.create(text))
+        made: Any = OmegaConf.create(text)
+        values = OmegaConf.to_container(made) if OmegaConf.is_config(made) else made
+    except AssertionError:  # OmegaConf's answer to a lone number
+        values = None
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from lightning_tas.commands.config import Config
+from lightning_tas.commands.schema import all_keys
 from lightning_tas.errors import UserError, unknown
 
 PHASES = ("select", "supernet", "measure", "retrain")
@@ -37,6 +39,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "select.allocation": ("dp", "greedy", "released"),
     "select.loss": ("logits", "ce"),
     "select.images": ("gaussian", "data"),
+    "select.norm": ("paper", "l1l1", "none"),
+    "select.classes": ("sums", "counts"),
 }
 # Key to the least value; None is always allowed where the type allows it.
 _AT_LEAST: dict[str, float] = {
@@ -66,6 +70,7 @@ def validate(config: Config) -> None:
     """Check everything that a value alone, or two together, can tell. Raises UserError."""
     from lightning_tas.data.config import check as check_data
 
+    _finite(config)
     for key, choices in _CHOICES.items():
         value = get(config, key)
         if value is not None and value not in choices:
@@ -102,6 +107,15 @@ def get(config: Config, key: str) -> Any:
     return value
 
 
+def _finite(config: Config) -> None:
+    """No number may be infinite or NaN: comparisons would let infinity through."""
+    for key in all_keys():
+        value = get(config, key)
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UserError(f"{key}: {value!r} is not valid; valid: finite numbers")
+
+
 def _phases(config: Config) -> None:
     if not config.phases:
         raise UserError(f"phases: empty; give some of {', '.join(PHASES)}")
@@ -135,6 +149,15 @@ def _trainer(config: Config) -> None:
             raise UserError(
                 f"trainer.{key}: {value!r} is not valid; valid: a number of batches, or a share from 0.0 to 1.0"
             )
+    if trainer.limit_train_batches is not None and trainer.limit_train_batches == 0:
+        raise UserError(
+            f"trainer.limit_train_batches: {trainer.limit_train_batches!r} is not valid; valid: 1 batch or more; "
+            "trainer.max_epochs=0 trains nothing"
+        )
+    if trainer.max_steps == 0:
+        raise UserError(
+            "trainer.max_steps: 0 is not valid; valid: 1 or above, or null; trainer.max_epochs=0 trains nothing"
+        )
     devices = trainer.devices
     if isinstance(devices, str) and devices.lstrip("-").isdigit():
         devices = int(devices)

@@ -72,15 +72,21 @@ class Pipeline:
             )
         if config.auto_augment or config.color_jitter:
             self._need_rgb(config)
-            _, colours, _ = transforms_imagenet_train(
-                self.size,
-                color_jitter=config.color_jitter or None,  # type: ignore[arg-type]
-                auto_augment=config.auto_augment,
-                interpolation=config.interpolation,
-                # timm's operations work on RGB; a grey image passes through them as three equal channels.
-                mean=mean if self.in_chans == 3 else mean * 3,
-                separate=True,
-            )
+            try:
+                _, colours, _ = transforms_imagenet_train(
+                    self.size,
+                    color_jitter=config.color_jitter or None,  # type: ignore[arg-type]
+                    auto_augment=config.auto_augment,
+                    interpolation=config.interpolation,
+                    # timm's operations work on RGB; a grey image passes through them as three equal channels.
+                    mean=mean if self.in_chans == 3 else mean * 3,
+                    separate=True,
+                )
+            except (AssertionError, ValueError) as error:
+                raise UserError(
+                    f"data.auto_augment: {config.auto_augment!r} is not valid; timm says: {error}; "
+                    "valid: as rand-m9-mstd0.5-inc1, augmix-m3-w3, original, or null"
+                ) from None
             self.colours = _mended(colours) if colours.transforms else None
         if config.reprob > 0:
             self.erase = RandomErasing(config.reprob, mode=config.remode, max_count=config.recount, device="cpu")

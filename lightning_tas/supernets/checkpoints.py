@@ -54,7 +54,8 @@ def load_checkpoint_file(path: str | Path) -> dict[str, Any]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # torch.load raises many kinds; to the user they are one: not a file of weights.
-        raise UserError(f"checkpoint: {str(path)!r} is not a file of weights: {str(error).splitlines()[0]}") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"checkpoint: {str(path)!r} is not a file of weights: {reason}") from error
     if not isinstance(content, Mapping):
         raise UserError(f"checkpoint: {str(path)!r} holds a {type(content).__name__}, not a mapping")
     return dict(content)
