@@ -13,6 +13,7 @@ from lightning_tas.data.augment import Pipeline, as_picture, as_tensor
 from lightning_tas.data.draws import preserved, sample_seeds
 from lightning_tas.data.registry import ArrayImages
 from lightning_tas.data.sampling import PADDING
+from lightning_tas.errors import UserError
 
 MEMORY_LIMIT = 512 * 2**20  # bytes of resized images that are kept in memory
 
@@ -70,8 +71,16 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
     def _sample(self, index: int, seed: int) -> tuple[Tensor, int]:
         if index == PADDING:
             return self._black().expand(-1, *self.pipeline.size), PADDING
-        image, target = self.source[index]
-        return self.pipeline.item(image, seed), int(target)
+        try:
+            image, target = self.source[index]
+            return self.pipeline.item(image, seed), int(target)
+        except (OSError, SyntaxError) as error:  # what PIL raises: not an image, cut off, damaged, gone
+            raise UserError(f"data.root: image {self._name(index)} cannot be read: {error}") from error
+
+    def _name(self, index: int) -> str:
+        """The file of an image where the data set keeps a list, else its number."""
+        samples = getattr(self.source, "samples", None)
+        return repr(str(samples[index][0])) if samples is not None else f"number {index}"
 
     def _black(self) -> Tensor:
         return self.pipeline.normalise(torch.zeros(self.pipeline.in_chans, 1, 1, dtype=torch.uint8))

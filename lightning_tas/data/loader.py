@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_tas.errors import UserError
+
 
 class Order(Protocol):
     """What the loader needs of `sampling.TrainOrder` and `sampling.EvalOrder`."""
@@ -114,9 +116,19 @@ class CountedLoader:
         self._handed_out = start
         if start >= len(self):
             return
-        for batch in self._loader:
+        batches = iter(self._loader)
+        while (batch := self._next(batches)) is not None:
             self._handed_out += 1
             yield batch
+
+    @staticmethod
+    def _next(batches: Iterator[Any]) -> Any:
+        try:
+            return next(batches, None)
+        except UserError as error:
+            # From a worker process it arrives as the text of its traceback, which ends with the message.
+            message = str(error).strip().splitlines()[-1]
+            raise UserError(message.removeprefix(f"{UserError.__module__}.UserError: ")) from None
 
     def _start(self) -> int:
         restored, self._restored = self._restored, None

@@ -371,3 +371,21 @@ def test_facts_known_in_advance_are_those_of_the_data() -> None:
         entry = find(name)
         config = DataConfig(name=name)
         assert entry.facts(config) == entry.load(config).facts()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_image_is_named(tmp_path, workers):
+    """Also from a worker process: one line, not the text of a traceback."""
+    for split in ("train", "test"):
+        for label in ("a", "b"):
+            (tmp_path / split / label).mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / split / label / f"{i}.png")
+    damaged = tmp_path / "test" / "b" / "1.png"
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    data = TASDataModule(
+        DataConfig(name="folder", root=str(tmp_path), img_size=8, batch_size=2, num_workers=workers, search_val=0)
+    )
+    with pytest.raises(UserError, match=r"^data\.root: image '.*1\.png' cannot be read") as caught:
+        list(data.test_dataloader())
+    assert "\n" not in str(caught.value)
