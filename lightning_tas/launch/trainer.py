@@ -94,7 +94,7 @@ def check_loggers(config: Config) -> None:
             "logger: 'tensorboard' needs the package tensorboard (pip install tensorboard); valid without it: csv"
         )
     if "wandb" in asked:
-        check_wandb()
+        check_wandb(config)
 
 
 def _asked(config: Config) -> list[str]:
