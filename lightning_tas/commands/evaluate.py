@@ -17,6 +17,7 @@ from lightning_tas.commands.phases import result_table
 from lightning_tas.costs import cost
 from lightning_tas.evaluator import evaluate
 from lightning_tas.launch import provenance
+from lightning_tas.launch.files import make_folder
 from lightning_tas.launch.results import Specialised, write_result
 
 WEIGHTS = {"live": "as trained", "ema": "averaged during training (EMA)", "official": "released"}
@@ -29,6 +30,7 @@ def run(config: Config) -> None:
     data = build.data(config)
     net = trained.fit_to_data(source, data)
     loader = data.test_dataloader()
+    path = make_folder(where(config, source)) / "evaluation.json"
     say(f"{source.checkpoint}: weights {WEIGHTS[source.weights]}; test set of {config.data.name}")
     began = time.monotonic()
     asked = [source.logits_of(arch) for arch in archs.values()]
@@ -38,7 +40,6 @@ def run(config: Config) -> None:
     for (label, arch), accuracy in zip(archs.items(), found, strict=True):
         price = cost(arch, net)
         networks.append(Specialised(label, arch, int(price.params), int(price.macs), asdict(accuracy)))
-    path = where(config, source) / "evaluation.json"
     write_result(path, networks, **_facts(config, source, net, data), timing={"evaluate_seconds": seconds})
     say(result_table(networks))
     say(f"samples: {found[0].samples:,}; written to {path}")

@@ -25,7 +25,7 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.evaluate import WEIGHTS, where
 from lightning_tas.errors import UserError
-from lightning_tas.launch.files import write_json
+from lightning_tas.launch.files import make_folder, write_json
 from lightning_tas.randomness import torch_generator
 from lightning_tas.supernets import model_config
 
@@ -54,13 +54,13 @@ def run(config: Config) -> None:
     data = build.data(config)
     net = trained.fit_to_data(source, data)
     alone = net if source.alone else net.subnet(arch)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     # A neighbour of the target, so that moving it there is one step.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        folder = Path(scratch) / "export"
+        folder = Path(scratch).resolve() / "export"  # absolute: the clean process runs elsewhere
         folder.mkdir()
         _write(folder, alone, source, data)
-        difference = _difference(folder, net, source.logits_of(arch), Path(scratch))
+        difference = _difference(folder, net, source.logits_of(arch), folder.parent)
         folder.rename(target)
     params = sum(p.numel() for p in alone.parameters())
     say(f"{label}: {arch.id}, {params / 1e6:.3f} M params, weights {WEIGHTS[source.weights]}")

@@ -12,6 +12,18 @@ from typing import Any
 from lightning_tas.errors import UserError
 
 
+def make_folder(path: Path, key: str = "output_dir") -> Path:
+    """Make a folder that a user named under `key`, with its parents; UserError when it cannot be made or written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:  # of many kinds: a file in the way, no permission, a name too long, a full disk
+        raise UserError(f"{key}: cannot create {str(path)!r} ({error.strerror})") from None
+    if not writable:
+        raise UserError(f"{key}: {str(path)!r} may not be written")
+    return path
+
+
 def write_atomically(path: Path | str, write: Callable[[Path], object]) -> Path:
     """Call `write(temporary_path)`, then move the result onto `path`, so that no reader sees half a file.
 

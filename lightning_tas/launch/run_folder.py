@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_tas.errors import UserError
+from lightning_tas.launch.files import make_folder
 
 # Children that Lightning launches inherit the environment: rank 0 names the run, they find it here.
 RUN_VARIABLE = "LIGHTNING_TAS_RUN"
@@ -67,13 +68,7 @@ class RunFolder:
         Raises:
             UserError: something that is not a folder stands in the way, or it may not be written.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            writable = os.access(self.path, os.W_OK | os.X_OK)
-        except OSError as error:  # of many kinds: a file in the way, no permission, a name too long, a full disk
-            raise UserError(f"output_dir: cannot create {str(self.path)!r} ({error.strerror})") from None
-        if not writable:
-            raise UserError(f"output_dir: {str(self.path)!r} may not be written")
+        make_folder(self.path)
         os.environ[RUN_VARIABLE] = self.path.name
         return self
 

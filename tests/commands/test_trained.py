@@ -127,6 +127,17 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (run / "exported" / max(top1, key=lambda name: top1[name]) / "config.json").exists()
 
 
+def test_relative_paths(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As one types them: the clean process that checks an export has another working directory."""
+    monkeypatch.chdir(run.parents[1])
+    label = next(iter(entries(run / "result.json")))
+    given = [f"ckpt={run.relative_to(Path.cwd())}", f"arch={label}"]
+    assert main("export", [*given, "output_dir=some folder/exported"]) == 0
+    assert {path.name for path in Path("some folder/exported").iterdir()} == {"config.json", "model.safetensors"}
+    for command in ("evaluate", "export"):
+        assert "output_dir: cannot create" in refused(capsys, command, *given, "output_dir=/dev/null/x")
+
+
 @pytest.mark.slow
 def test_export_leaves_nothing_when_parity_fails(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = export._write
