@@ -102,6 +102,41 @@ def test_a_killed_run_resumes_to_the_same_result(fit, tmp_path, workers):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_says_how_it_goes_on(fit, tmp_path, sent, status):
+    extra = ["trainer.max_epochs=4", "checkpoint.every_n_steps=3"]
+    code, straight = fit("straight", *extra)
+    assert code == 0
+    folder = tmp_path / "runs" / "quickstart" / "stopped"
+    process = command("lightning_tas.fit", *arguments(tmp_path, "stopped", *extra))
+    while process.poll() is None and not list(folder.glob("phases/*/checkpoints/*step=*06.ckpt")):
+        time.sleep(0.02)
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert err.rstrip().endswith(f"stopped; python -m lightning_tas.fit resume={folder} continues it")
+    assert "Traceback" not in err
+    assert main("fit", [f"resume={folder}"]) == 0
+    assert result(folder)["checkpoint_sha256"] == result(straight)["checkpoint_sha256"]
+    assert (folder / "metrics.csv").read_text() == (straight / "metrics.csv").read_text()
+
+
+@pytest.mark.slow
+def test_a_phase_without_a_checkpoint_starts_again_in_metrics_too(fit, whole):
+    """Killed before the first checkpoint: nothing of the first attempt may stay in metrics.csv."""
+    expected = (whole / "metrics.csv").read_text()
+    study = json.loads((whole / "study.json").read_text())
+    for phase in study["phases"][1:]:
+        phase.update(status="running", outputs={})
+    (whole / "study.json").write_text(json.dumps(study))
+    for checkpoint in whole.glob("phases/*/checkpoints/*.ckpt"):
+        checkpoint.unlink()
+    assert fit("whole", "resume=auto")[0] == 0
+    assert (whole / "metrics.csv").read_text() == expected
+
+
+@pytest.mark.slow
 def test_retrain_takes_a_result_and_nothing_else(fit, whole, tmp_path):
     label = result(whole)["architectures"][0]["label"]
     status, alone = fit("alone", "phases=[retrain]", f"arch={whole / 'result.json'}@{label}")
