@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -25,13 +24,15 @@ if TYPE_CHECKING:
     from lightning_tas.data import TASDataModule
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + signal, as shells say it
-# What may differ between an interrupted run and its continuation: where it writes and how it is watched.
-NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config")
+# What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
+NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config", "checkpoint")
+NOT_HASHED_DATA = ("num_workers", "pin_memory")
 
 
 def config_hash(config: Config) -> str:
     """Hash of everything in the resolved recipe that decides the result."""
     decided = {key: value for key, value in asdict(config).items() if key not in NOT_HASHED}
+    decided["data"] = {key: value for key, value in decided["data"].items() if key not in NOT_HASHED_DATA}
     return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -49,16 +50,16 @@ def run(config: Config) -> None:
     data.load()  # a missing data set ends the command here, with nothing written
     settings = config.trainer
     data.check_batches(world_size(settings), settings.limit_train_batches, settings.limit_val_batches)
-    fresh = not folder.path.exists()
+    made = folder.missing()
     folder.create()
     with folder.locked() if global_rank() == 0 else nullcontext():
         if global_rank() == 0 and config.resume is None and folder.study.exists():
             raise _used(folder)  # by a run that was begun under the same name a moment ago
-        _run_locked(config, folder, data, fresh)
+        _run_locked(config, folder, data, made)
 
 
-def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, fresh: bool) -> None:
-    """Run the phases; on a user's mistake, remove a folder that is `fresh` and holds no finished phase."""
+def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: list[Path]) -> None:
+    """Run the phases; on a user's mistake, remove the folders just `made` if no phase has finished."""
     from lightning_tas.commands import phases
 
     main = global_rank() == 0
@@ -72,8 +73,8 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, fresh: b
         _run_phases(context)
     except UserError:
         # A mistake that only a phase could see (no architecture within the limits, say): leave nothing half-written.
-        if main and fresh and not any(study.status(index) == FINISHED for index in range(len(config.phases))):
-            shutil.rmtree(folder.path)
+        if main and made and not any(study.status(index) == FINISHED for index in range(len(config.phases))):
+            folder.remove(made)
         raise
     except (KeyboardInterrupt, SIGTERMException) as signal:
         status = INTERRUPTED if isinstance(signal, KeyboardInterrupt) else TERMINATED

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,6 +97,18 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
+
+    def missing(self) -> list[Path]:
+        """The folders that `create` will make, innermost first: the run's, its recipe's, output_dir."""
+        candidates = (self.path, self.path.parent, self.path.parent.parent)
+        return [folder for folder in candidates if not folder.exists()]
+
+    def remove(self, made: list[Path]) -> None:
+        """Delete the run's folder and those of `made` (see `missing`) that are empty without it."""
+        shutil.rmtree(self.path)
+        for folder in made:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
     @property
     def config(self) -> Path:

@@ -54,6 +54,10 @@ def _builder(name: str) -> Builder:
     return _BUILDERS[name]
 
 
+# Files being read, outermost first: one that is met again extends itself.
+_OPEN: list[Path] = []
+
+
 def resolve_space(source: str | os.PathLike[str] | SearchSpace | Mapping[str, Any], **overrides: Any) -> SearchSpace:
     """The space that `source` means: a registered name, a `SearchSpace`, a mapping, or the path of a YAML/JSON file.
 
@@ -98,7 +102,14 @@ def _from_file(path: Path) -> SearchSpace:
         raise UserError(f"space: {str(path)!r} is not YAML: {error}") from error
     if not isinstance(data, Mapping):
         raise UserError(f"space: {str(path)!r} must hold a mapping, got {type(data).__name__}")
-    return _from_mapping({"name": path.stem, **data})
+    file = path.resolve()
+    if file in _OPEN:
+        raise UserError(f"space: {str(path)!r} extends itself, through {[str(other) for other in _OPEN]}")
+    _OPEN.append(file)
+    try:
+        return _from_mapping({"name": path.stem, **data})
+    finally:
+        _OPEN.pop()
 
 
 def _from_mapping(data: Mapping[str, Any]) -> SearchSpace:

@@ -116,3 +116,13 @@ def test_entry_points_offer_spaces(own_registry: None, monkeypatch: pytest.Monke
     point = EntryPoint("plugged", "lightning_tas.spaces.autoformer:autoformer_tiny", registry.ENTRY_POINTS)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == registry.ENTRY_POINTS else [])
     assert "plugged" in space_names() and tas.space("plugged", depths=[12]).size() == 3 * 4**12
+
+
+def test_a_file_that_extends_itself_is_refused(tmp_path):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text(f"extends: {second}\n")
+    second.write_text(f"extends: {first}\n")
+    with pytest.raises(UserError, match="extends itself"):
+        resolve_space(first)
+    second.write_text("extends: autoformer_tiny\n")
+    assert resolve_space(first).size() == 1_056_964_608
