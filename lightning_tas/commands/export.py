@@ -91,11 +91,14 @@ def _target(config: Config, source: trained.Trained, label: str) -> Path:
 
 
 def _write(folder: Path, net: Any, source: trained.Trained, data: Any) -> None:
+    # As the test images are prepared here: without random resized crops they are resized whole, nothing is cut off.
+    cropped = data.config.crop == "rrc"
     described: dict[str, Any] = {
         "mean": list(data.mean),
         "std": list(data.std),
-        "interpolation": data.config.interpolation,
-        "crop_pct": data.config.crop_pct,
+        "interpolation": "bicubic" if data.config.interpolation == "random" else data.config.interpolation,
+        "crop_pct": data.config.crop_pct if cropped else 1.0,
+        "crop_mode": "center" if cropped else "squash",
     }
     if source.class_names is not None:
         described["label_names"] = list(source.class_names)

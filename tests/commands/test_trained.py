@@ -119,7 +119,10 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     images = torch.randn(3, 3, 8, 8)
     with torch.no_grad():
         assert torch.equal(net(images), source.net(images, source.archs[label]))
-    assert read_json(target / "config.json")["pretrained_cfg"]["mean"] == [0.5, 0.5, 0.5]
+    described = read_json(target / "config.json")["pretrained_cfg"]
+    assert described["mean"] == [0.5, 0.5, 0.5]
+    # The run has no random resized crops, so its test images were resized whole.
+    assert (described["crop_pct"], described["crop_mode"]) == (1.0, "squash")
     assert "not empty" in refused(capsys, "export", f"ckpt={run}", f"arch={label}", f"output_dir={target}")
     # Without arch and output_dir: the most accurate network, inside the run.
     assert main("export", [f"ckpt={run}"]) == 0
