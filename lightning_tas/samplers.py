@@ -165,10 +165,10 @@ def sandwich(
 
 @dataclass
 class SamplerConfig:
-    """Settings of `build_sampler`: a registered name; `middle` is the number of middle networks of the sandwich."""
+    """Which sub-networks a training step takes."""
 
-    name: str = "uniform"
-    middle: int = 2
+    name: str = "uniform"  # uniform, sandwich; preferred, balanced (after the phase select); or a registered one
+    middle: int = 2  # of the sandwich: networks between the smallest and the largest
 
 
 Builder = Callable[[SamplerConfig, SearchSpace | None, Sequence[Architecture] | None, int], Sampler]

@@ -94,13 +94,13 @@ class Config:
     config: str | None = None  # config.yaml of a run: repeat it exactly
     seed: int = 0
     run: str | None = None  # name of the run's folder; None: Slurm job id, else time and seed
-    output_dir: str = "runs"
-    resume: str | None = None  # folder of an unfinished run
+    output_dir: str = "runs"  # evaluate and export write into the run itself unless this is given
+    resume: str | None = None  # folder of an unfinished run, a checkpoint in it, or auto: run=NAME, else the newest
     ckpt: str | None = None  # folder of a run, or a checkpoint
     arch: Any = None  # a label, an id, a JSON file (result.json), or an architecture as a mapping
     source: str | None = None  # whose official checkpoint `ckpt` is: autoformer, prenas
     space: Any = "autoformer_tiny"  # a name, a file, or the space itself
-    phases: list[str] = field(default_factory=lambda: ["supernet", "measure"])
+    phases: list[str] = field(default_factory=lambda: ["supernet", "measure"])  # of select, supernet, measure, retrain
     plan: bool = False  # print sizes, steps, costs and memory; train nothing
     smoke: bool = False  # run the whole recipe in seconds on synthetic data
     logger: Any = "csv"  # further loggers: csv (always on), tensorboard, wandb, or a list

@@ -25,7 +25,7 @@ _AUTO_AUGMENT_WORDS = re.compile(r"(rand|augmix|original|originalr|v0|v0r|3a)(-[
 class DataConfig:
     """Everything about images: which, how they are split, augmented and batched."""
 
-    name: str = "digits"  # a registered data set, or a name with a prefix of timm's factory ("torch/...", "hfds/...")
+    name: str = "digits"  # digits, synthetic, fashion_mnist, imagenet, folder, ..., MODULE:FUNCTION; timm: hfds/..
     root: str | None = None  # folder (or tar file) of the data; not needed by digits and synthetic
     download: bool = False  # let torchvision fetch what is missing into root
     batch_size: int = 128  # per process
