@@ -83,4 +83,5 @@ def _grid(axes: Axes, name: str, labels: Sequence[str], rows: Sequence[Sequence[
     axes.set_title(name)
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.set_xticks(range(depth), [str(layer + 1) for layer in range(depth)], fontsize=8)
-    axes.figure.colorbar(image, ax=axes, label=name, ticks=MaxNLocator(integer=name == "heads", nbins=4))
+    whole = all(float(value).is_integer() for row in rows for value in row)
+    axes.figure.colorbar(image, ax=axes, label=name, ticks=MaxNLocator(integer=whole, nbins=4))
