@@ -71,6 +71,8 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
     try:
         _run_phases(context)
+        if main:
+            say(f"written to {folder.path}")  # again, below the progress bars
     except UserError:
         # A mistake that only a phase could see (no architecture within the limits, say): leave nothing half-written.
         if main and made and not any(study.status(index) == FINISHED for index in range(len(config.phases))):
