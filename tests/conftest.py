@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported, and for the processes that tests start: several workers with several threads each would
+# spend their time waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
