@@ -113,5 +113,14 @@ def make_selection(
     try:
         return select_with(select, net, images=images, targets=targets, seed=seed, progress=True)
     except UserError as error:
-        # The selector speaks of its arguments (margin, norm, ...): here they are keys of a group.
-        raise UserError(f"select: {error}") from None
+        raise as_setting(error) from None
+
+
+def as_setting(error: UserError) -> UserError:
+    """The selector names its arguments (margin, limits, ...); a recipe has them as keys of `select`."""
+    argument, colon, reason = str(error).partition(":")
+    if argument == "limits":
+        return UserError(f"select.low, select.high:{reason}")
+    if colon and hasattr(SelectConfig, argument):
+        return UserError(f"select.{argument}:{reason}")
+    return UserError(f"select: {error}")

@@ -28,9 +28,12 @@ def accuracy_over_params(
     labels: Sequence[str],
     params: Sequence[int],
     series: Mapping[str, Sequence[float]],
+    samples: int | None = None,
     title: str = "Specialised networks",
 ) -> Figure:
     """Top-1 accuracy [%] over parameters [M], one marker a network, one line a series.
+
+    With the number of test `samples` each marker carries its standard error, so that noise does not pass for a trend.
 
     Args:
         labels: name of each network, written beside the first series.
@@ -43,7 +46,8 @@ def accuracy_over_params(
     millions = np.asarray(params, dtype=float)[order] / 1e6
     for number, (name, values) in enumerate(series.items()):
         accuracy = np.asarray(values, dtype=float)[order]
-        axes.plot(millions, accuracy, marker="o", label=name)
+        error = None if samples is None else np.sqrt(accuracy * (100 - accuracy) / samples)
+        axes.errorbar(millions, accuracy, yerr=error, marker="o", capsize=3, label=name)
         if number == 0:
             for x, y, index in zip(millions, accuracy, order, strict=True):
                 axes.annotate(labels[index], (x, y), textcoords="offset points", xytext=(4, 5), fontsize=8)

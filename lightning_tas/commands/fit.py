@@ -50,6 +50,7 @@ def run(config: Config) -> None:
     data.load()  # a missing data set ends the command here, with nothing written
     settings = config.trainer
     data.check_batches(world_size(settings), settings.limit_train_batches, settings.limit_val_batches)
+    phases.check_selection(config, data)
     made = folder.missing()
     folder.create()
     with folder.locked() if global_rank() == 0 else nullcontext():

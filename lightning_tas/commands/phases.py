@@ -20,7 +20,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
-from lightning_tas.callbacks.preferred_selection import PreferredSelection, make_selection
+from lightning_tas.callbacks.preferred_selection import PreferredSelection, as_setting, make_selection
 from lightning_tas.commands import build
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
@@ -35,6 +35,8 @@ from lightning_tas.launch.run_folder import RunFolder, global_rank
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.trainer import FINAL, LAST, build_trainer, check_loggers
 from lightning_tas.search import Selection
+from lightning_tas.search.preferred import check_bins
+from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.checkpoint import load_supernet
 
 Outputs = dict[str, Any]
@@ -159,6 +161,17 @@ def check(config: Config) -> None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
     if "retrain" in config.phases and config.arch is None and "measure" not in config.phases:
         raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
+
+
+def check_selection(config: Config, data: TASDataModule) -> None:
+    """Refuse bins that the space cannot fill, before anything is written or computed."""
+    if "select" in config.phases:
+        with torch.device("meta"):
+            net = make_supernet(build.space(config), **build.network_options(config, data))
+        try:
+            check_bins(config.select, net)
+        except UserError as error:
+            raise as_setting(error) from None
 
 
 def _fit(context: Context, phase: str, module: Any, callbacks: list[Callback]) -> Trainer:
@@ -286,7 +299,8 @@ def _report(
     )
     labels = [network.label for network in networks]
     top1 = [network.metrics["top1"] for network in networks]
-    figure = accuracy_over_params(labels, [network.params for network in networks], {"inherited weights": top1})
+    params, samples = [network.params for network in networks], int(networks[0].metrics["samples"])
+    figure = accuracy_over_params(labels, params, {"inherited weights": top1}, samples)
     save_figure(figure, folder.path / "accuracy.png")
     say(result_table(networks))
 

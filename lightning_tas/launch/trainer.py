@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -35,11 +36,13 @@ LAUNCHED = ("MASTER_ADDR", "RANK", "SLURM_NTASKS")
 class ProgressBar(TQDMProgressBar):
     """Lightning's bar with the loss and without the logger's version, which for us is the name of the phase.
 
-    Reading the loss makes the host wait for a GPU, so there the bar moves every 20 batches only.
+    Reading the loss makes the host wait for a GPU, so there the bar moves every 20 batches only; in a file or a pipe
+    every movement is a line of its own, so there it moves every 200.
     """
 
     def __init__(self) -> None:
-        super().__init__(refresh_rate=20 if torch.cuda.is_available() else 1)
+        moves = 20 if torch.cuda.is_available() else 1
+        super().__init__(refresh_rate=moves if sys.stdout.isatty() else 200)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The metrics shown beside the bar."""

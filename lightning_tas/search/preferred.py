@@ -115,6 +115,13 @@ def select_preferred(
     return Selection(candidates, empty, settings, len(elected), seconds)
 
 
+def check_bins(config: SelectConfig, net: nn.Module) -> None:
+    """Raise UserError when margin and limits leave no bin that the network's space reaches (meta device welcome)."""
+    reach = _reach(net.space, net, config.unit)  # type: ignore[arg-type]
+    whole = config.mode == "released"
+    Bins.build(config.margin, config.unit, reach, (config.low, config.high), whole_only=whole)
+
+
 def select_with(
     config: SelectConfig,
     net: nn.Module,

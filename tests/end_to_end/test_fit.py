@@ -155,7 +155,7 @@ def test_retrain_takes_a_result_and_nothing_else(fit, whole, tmp_path):
     ("overrides", "message"),
     [
         (["select.low=50"], "the space reaches"),
-        (["select.low=0.03", "select.high=0.03"], "limits"),
+        (["select.low=0.03", "select.high=0.03"], r"select\.low, select\.high"),
         (["data.name=cifar10", "data.root=/nowhere"], "/nowhere"),
         (["phases=[supernet]"], "phases needs 'select'"),
         (["phases=[measure]"], "ckpt"),
