@@ -45,7 +45,7 @@ class Sampler(Protocol):
 
 
 class Uniform:
-    """One architecture a step, drawn from the space (AutoFormer, spec D1)."""
+    """One architecture a step, drawn from the space (AutoFormer)."""
 
     archs: tuple[Architecture, ...] = ()
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.supernets import ElasticViT, VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class StepMemory:
         return self.weights + self.gradients + self.optimiser + self.activations
 
 
-def step_memory(net: nn.Module, arch: Architecture | None, batch_size: int, activation_bytes: int = 4) -> StepMemory:
+def step_memory(
+    net: ElasticViT | VisionTransformer, arch: Architecture | None, batch_size: int, activation_bytes: int = 4
+) -> StepMemory:
     """Count what forward and backward of `arch` hold at `batch_size`, float32 master weights, AdamW.
 
     Args:
@@ -50,7 +52,7 @@ def step_memory(net: nn.Module, arch: Architecture | None, batch_size: int, acti
     def unpack(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    images = torch.empty(batch_size, net.options["in_chans"], *net.img_size, device="meta")  # type: ignore
+    images = torch.empty(batch_size, net.options["in_chans"], *net.img_size, device="meta")
     was_training = net.training
     net.train()
     try:

@@ -34,6 +34,7 @@ from lightning_tas.supernets.registry import register_family
 from lightning_tas.supernets.relative_position import HEAD_DIM, RelativePosition, attention
 from lightning_tas.supernets.vision_transformer import (
     FAMILY,
+    ImageNetwork,
     VisionTransformer,
     check_arch,
     check_images,
@@ -113,7 +114,7 @@ class ElasticBlock(nn.Module):
 
 
 @register_family(FAMILY, network=VisionTransformer)
-class ElasticViT(nn.Module):
+class ElasticViT(ImageNetwork):
     """The supernet of family "autoformer" over `space`, of the sizes in ``space.allocated``.
 
     `options` are those of `NetOptions`. `UserError` for impossible options, images of another size and architectures
@@ -148,26 +149,6 @@ class ElasticViT(nn.Module):
     def options(self) -> dict[str, Any]:
         """The JSON-able build options: ``ElasticViT(net.space, **net.options)`` is the same supernet, fresh."""
         return {**self._options.to_dict(), "num_classes": self.num_classes, "bias_rule": self.bias_rule}
-
-    @property
-    def img_size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self._options.img_size[0], self._options.img_size[1]
-
-    @property
-    def grid_size(self) -> tuple[int, int]:
-        """Patches per column and per row."""
-        return self._options.grid_size
-
-    def init_weights(self) -> None:
-        """The references' initialisation (spec A1); also fills a network that was built on the meta device."""
-        for parameter in (self.cls_token, self.pos_embed):
-            if parameter is not None:
-                nn.init.trunc_normal_(parameter, std=0.02)
-        for module in self.modules():
-            init_transformer(module)
-            if isinstance(module, RelativePosition):
-                module.reset_parameters()
 
     def check(self, arch: Architecture) -> None:
         """`UserError` naming quantity, value and maximum when the allocated weights cannot hold `arch`."""

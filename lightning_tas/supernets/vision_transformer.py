@@ -139,7 +139,35 @@ class Block(nn.Module):
         return self.norm2(x + self.drop_path(self.mlp(x)))
 
 
-class VisionTransformer(nn.Module):
+class ImageNetwork(nn.Module):
+    """What the supernet and its stand-alone networks share: the geometry of their images and their initialisation."""
+
+    _options: NetOptions
+    cls_token: nn.Parameter
+    pos_embed: nn.Parameter | None
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self._options.img_size[0], self._options.img_size[1]
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Patches per column and per row."""
+        return self._options.grid_size
+
+    def init_weights(self) -> None:
+        """As the references initialise; also fills a network that was built on the meta device."""
+        for parameter in (self.cls_token, self.pos_embed):
+            if parameter is not None:
+                nn.init.trunc_normal_(parameter, std=0.02)
+        for module in self.modules():
+            init_transformer(module)
+            if isinstance(module, RelativePosition):
+                module.reset_parameters()
+
+
+class VisionTransformer(ImageNetwork):
     """One architecture of family "autoformer" with fresh weights.
 
     `options` are those of `NetOptions`. ``forward`` takes (B, C, H, W) of the size built for and gives
@@ -184,26 +212,6 @@ class VisionTransformer(nn.Module):
     def options(self) -> dict[str, Any]:
         """The JSON-able build options: ``VisionTransformer(net.arch, **net.options)`` is the same network, fresh."""
         return {**self._options.to_dict(), "num_classes": self.num_classes}
-
-    @property
-    def img_size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self._options.img_size[0], self._options.img_size[1]
-
-    @property
-    def grid_size(self) -> tuple[int, int]:
-        """Patches per column and per row."""
-        return self._options.grid_size
-
-    def init_weights(self) -> None:
-        """The references' initialisation (spec A1); also fills a network that was built on the meta device."""
-        for parameter in (self.cls_token, self.pos_embed):
-            if parameter is not None:
-                nn.init.trunc_normal_(parameter, std=0.02)
-        for module in self.modules():
-            init_transformer(module)
-            if isinstance(module, RelativePosition):
-                module.reset_parameters()
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the tokens after the final norm, (B, N, d)."""

@@ -29,7 +29,7 @@ def rates(curve: WarmupCosine, counts: int) -> list[float]:
 
 
 def test_autoformer_recipe_per_epoch_equals_literals() -> None:
-    """500 epochs, 20 of warm-up from 1e-6 to 1e-3, cosine to 1e-5 (spec D0, D1)."""
+    """500 epochs, 20 of warm-up from 1e-6 to 1e-3, cosine to 1e-5 (AutoFormer's supernets)."""
     used = rates(plan(TrainConfig(), peak=1e-3, total_steps=500 * 1251, steps_per_epoch=1251), 500)
     assert used[0] == pytest.approx(1e-6)
     assert used[1] == pytest.approx(1e-6 + 999e-6 / 20)
