@@ -28,7 +28,6 @@ from lightning_tas.supernets.elastic import (
     ElasticLinear,
     ElasticPatchEmbed,
     ElasticQKV,
-    init_transformer,
 )
 from lightning_tas.supernets.registry import register_family
 from lightning_tas.supernets.relative_position import HEAD_DIM, RelativePosition, attention
@@ -120,6 +119,8 @@ class ElasticViT(ImageNetwork):
     `options` are those of `NetOptions`. `UserError` for impossible options, images of another size and architectures
     that the allocated weights cannot hold; plain `ValueError` when no architecture is given.
     """
+
+    _linear = ElasticLinear
 
     def __init__(self, space: SearchSpace, **options: Any) -> None:
         super().__init__()
@@ -237,24 +238,6 @@ class ElasticViT(ImageNetwork):
         `UserError` lists keys that are missing or unexpected.
         """
         load_reference(self, state_dict, source)
-
-    def get_classifier(self) -> nn.Module:
-        """The head of the widest network."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A fresh head (none for 0 classes); `global_pool` "avg" or "token" also changes the pooling."""
-        changed = {"num_classes": num_classes, "pool": global_pool or self._options.pool}
-        self._options = NetOptions.read({**self._options.to_dict(), **changed})
-        self.num_classes = num_classes
-        fresh = ElasticLinear(self.embed_dim, num_classes) if num_classes else nn.Identity()
-        init_transformer(fresh)
-        self.head = fresh.to(self.cls_token.device, self.cls_token.dtype)
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Parameters to spare from weight decay besides vectors; relative tables are decayed, as in the references."""
-        return {"cls_token", "pos_embed"} if self.pos_embed is not None else {"cls_token"}
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -140,9 +140,13 @@ class Block(nn.Module):
 
 
 class ImageNetwork(nn.Module):
-    """What the supernet and its stand-alone networks share: the geometry of their images and their initialisation."""
+    """What the supernet and its stand-alone networks share: the geometry of their images, initialisation and head."""
 
+    _linear: type[nn.Linear] = nn.Linear  # kind of the head
     _options: NetOptions
+    num_classes: int
+    embed_dim: int
+    head: nn.Module
     cls_token: nn.Parameter
     pos_embed: nn.Parameter | None
 
@@ -165,6 +169,24 @@ class ImageNetwork(nn.Module):
             init_transformer(module)
             if isinstance(module, RelativePosition):
                 module.reset_parameters()
+
+    def get_classifier(self) -> nn.Module:
+        """The head (of the widest network)."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A fresh head (none for 0 classes); `global_pool` "avg" or "token" also changes the pooling."""
+        changed = {"num_classes": num_classes, "pool": global_pool or self._options.pool}
+        self._options = NetOptions.read({**self._options.to_dict(), **changed})
+        self.num_classes = num_classes
+        fresh = self._linear(self.embed_dim, num_classes) if num_classes else nn.Identity()
+        init_transformer(fresh)
+        self.head = fresh.to(self.cls_token.device, self.cls_token.dtype)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Parameters to spare from weight decay besides vectors; relative tables are decayed, as in the references."""
+        return {"cls_token", "pos_embed"} if self.pos_embed is not None else {"cls_token"}
 
 
 class VisionTransformer(ImageNetwork):
@@ -235,24 +257,6 @@ class VisionTransformer(ImageNetwork):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
-
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A fresh head (none for 0 classes); `global_pool` "avg" or "token" also changes the pooling."""
-        changed = {"num_classes": num_classes, "pool": global_pool or self._options.pool}
-        self._options = NetOptions.read({**self._options.to_dict(), **changed})
-        self.num_classes = num_classes
-        fresh = nn.Linear(self.embed_dim, num_classes) if num_classes else nn.Identity()
-        init_transformer(fresh)
-        self.head = fresh.to(self.cls_token.device, self.cls_token.dtype)
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Parameters to spare from weight decay besides vectors; relative tables are decayed, as in the references."""
-        return {"cls_token", "pos_embed"} if self.pos_embed is not None else {"cls_token"}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def test_nothing_in_a_step_waits_for_the_device(make_module: Make, space: Search
         mixed, soft = module.mixing(images, targets, 3)
         loss = module.mean_loss(mixed, soft, [space.largest(), space.smallest()])
         assert loss.is_meta
-        with pytest.raises((RuntimeError, NotImplementedError)):
+        with pytest.raises(RuntimeError):
             loss.item()
 
 
