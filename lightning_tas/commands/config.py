@@ -67,8 +67,9 @@ class TrainerConfig:
     accelerator: str = "auto"
     devices: Any = "auto"  # a number, a list of indices, or auto
     num_nodes: int = 1
-    strategy: str = "auto"  # auto: DDP that tolerates unused parameters where there are several processes
+    strategy: str = "auto"  # auto (DDP where there are several processes), ddp, deepspeed_stage_1, _2, _3
     precision: Any = "32-true"
+    float32_matmul_precision: str = "high"  # of float32 products on a GPU; high: TF32, highest: no
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = None
     limit_train_batches: Any = None  # a number of batches (int) or a share (float); None: all
@@ -79,11 +80,11 @@ class TrainerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When to save, and how much to keep."""
+    """When to save, and how much to keep. SIGTERM and SIGUSR1 save as well."""
 
     every_n_epochs: int = 1
     every_n_steps: int | None = None  # also in the middle of epochs; resuming from there is exact
-    keep_last: int = 1  # how many to keep beside last.ckpt; -1: all
+    keep_last: int = 2  # how many to keep of each phase; -1: all
 
 
 @dataclass

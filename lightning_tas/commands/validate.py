@@ -14,24 +14,13 @@ PHASES = ("select", "supernet", "measure", "retrain")
 LOGGERS = ("csv", "tensorboard", "wandb")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true", "32", "16", "bf16", "64")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
-STRATEGIES = (
-    "auto",
-    "ddp",
-    "ddp_find_unused_parameters_true",
-    "ddp_find_unused_parameters_false",
-    "ddp_spawn",
-    "deepspeed",
-    "deepspeed_stage_1",
-    "deepspeed_stage_2",
-    "deepspeed_stage_3",
-    "deepspeed_stage_2_offload",
-    "deepspeed_stage_3_offload",
-)
+STRATEGIES = ("auto", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "source": ("autoformer", "prenas"),
     "wandb.mode": ("online", "offline", "disabled"),
     "trainer.accelerator": ACCELERATORS,
     "trainer.strategy": STRATEGIES,
+    "trainer.float32_matmul_precision": ("highest", "high", "medium"),
     "model.pool": ("avg", "token"),
     "model.bias_rule": ("regroup", "autoformer"),
     "select.mode": ("paper", "released"),

@@ -125,6 +125,7 @@ def _settings(settings: TrainerConfig) -> dict[str, Any]:
         given["strategy"] = "ddp_find_unused_parameters_true"
     if given["max_steps"] is None:
         given["max_steps"] = -1
+    del given["float32_matmul_precision"]  # a setting of torch, not of Lightning
     return given
 
 

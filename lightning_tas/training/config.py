@@ -11,6 +11,7 @@ from lightning_tas.errors import UserError, unknown
 
 MIXUP_MODES = ("batch", "pair", "elem")
 SCHEDULES = ("epoch", "step")
+UNUSED = ("skip", "zero")
 
 
 @dataclass
@@ -36,6 +37,11 @@ class TrainConfig:
     mixup_mode: str = "batch"
     ema: bool = False
     ema_decay: float = 0.99996
+    unused: str | None = None  # parameters that a step leaves out: skip, zero (a gradient of 0); None: zero under ZeRO
+    max_bad_steps: int = 20  # end with status 3 after so many steps in a row whose loss or gradient is not finite
+    memory_lean: bool = False  # back-propagate one sub-network of a step at a time: less memory, same gradients
+    checkpoint_activations: bool = False  # recompute the blocks' activations in the backward pass
+    compile: bool = False  # torch.compile; stand-alone networks only
     from_checkpoint: str | None = None  # start from these weights; a head with other classes begins afresh
 
     def check(self) -> None:
@@ -48,6 +54,10 @@ class TrainConfig:
             raise unknown("train.mixup_mode", self.mixup_mode, MIXUP_MODES)
         if self.schedule not in SCHEDULES:
             raise unknown("train.schedule", self.schedule, SCHEDULES)
+        if self.unused is not None and self.unused not in UNUSED:
+            raise unknown("train.unused", self.unused, UNUSED)
+        if self.max_bad_steps < 1:
+            raise UserError(f"train.max_bad_steps: {self.max_bad_steps} is not valid; it must be at least 1")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas: {list(self.betas)} is not valid; give two numbers, at least 0 and below 1")
         if self.lr_batch is not None and self.lr_batch < 1:
