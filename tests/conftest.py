@@ -1,9 +1,13 @@
-"""Shared fixtures: where the reference numbers lie, one thread per worker."""
+"""Shared fixtures: where the reference numbers lie, one thread per worker, several processes."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +27,18 @@ def shared() -> Path:
             pytest.fail(f"CI needs the reference numbers in {folder}")
         pytest.skip("the reference numbers are not beside this checkout")
     return folder
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Any]:
+    """Start functions and commands on several processes, ended with the test: see `tests/processes.py`."""
+    if "processes" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("processes", ROOT / "tests" / "processes.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules["processes"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["processes"])
+    made = sys.modules["processes"].Processes(tmp_path / "processes")
+    try:
+        yield made
+    finally:
+        made.close()
