@@ -1,0 +1,328 @@
+"""The processes of a run that torchrun or Slurm started: who am I, what did rank 0 decide, has anybody failed.
+
+They meet in a key-value store before anything else happens, so that a mistake on one of them, also in its command
+line, ends all of them with one message and one status; later the process group of training is built on the same
+store (Lightning and DeepSpeed take a group that exists). Agreement goes through the store, not through collectives: a
+rank that fails while the others are in the middle of a step can still say so, and waiting heeds signals.
+
+Everything here does nothing on one process, and before Lightning itself starts the others (`trainer.devices=2`
+without a launcher); from its first fit on, its group is used.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lightning_tas.errors import Stopped, UserError
+
+if TYPE_CHECKING:
+    from pytorch_lightning.plugins.environments import ClusterEnvironment
+    from torch.distributed import Store
+
+T = TypeVar("T")
+
+JOIN_SECONDS = 600.0
+"""How long the first process waits for the last one: nodes start minutes apart."""
+AGREE_SECONDS = 1800.0
+"""How long one process waits for another that is at work, as long as torch waits in a collective."""
+FAREWELL_SECONDS = 10.0
+"""How long one that ends waits for the others to hear why."""
+_PREFIX = "lightning_tas"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended the first process that failed, as the others hear of it."""
+
+    rank: int
+    message: str
+    status: int
+    kind: str  # user, stopped, or bug
+
+    def error(self) -> UserError | Stopped:
+        """The error that every other process ends with."""
+        if self.kind == "user":
+            return UserError(self.message)
+        return Stopped(self.message, self.status)
+
+
+class Line:
+    """Talk between `size` processes through a store. All of them make the same calls in the same order."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        self._calls = 0
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value; plain Python objects."""
+        key = self._next()
+        if self.rank == 0:
+            self.store.set(key, pickle.dumps(value))
+            return value
+        self._await(lambda: self.store.check([key]))
+        received: T = pickle.loads(self.store.get(key))
+        return received
+
+    def barrier(self) -> None:
+        """Wait until every process has come here."""
+        key = self._next()
+        self.store.add(key, 1)
+        self._await(lambda: self.store.add(key, 0) >= self.size)
+
+    def failure(self) -> Failure | None:
+        """What the first process that failed has said, None while none has."""
+        if not self.store.check(["failed"]):
+            return None
+        found: Failure = pickle.loads(self.store.get("failed"))
+        return found
+
+    def fail(self, failure: Failure) -> Failure:
+        """Make `failure` known, and return the one that counts: another may have been first."""
+        if self.store.add("failures", 1) == 1:
+            self.store.set("failed", pickle.dumps(failure))
+        _poll(lambda: self.store.check(["failed"]), FAREWELL_SECONDS)
+        return self.failure() or failure
+
+    def tell(self) -> bool:
+        """Whether this process is the one to print the message: rank 0, or another if rank 0 cannot."""
+        if self.rank > 0:
+            _poll(lambda: self.store.check(["told"]), FAREWELL_SECONDS)
+        first = self.store.add("tellers", 1) == 1
+        self.store.set("told", "")
+        return first
+
+    def leave(self) -> None:
+        """Part: rank 0 goes last, because the store may live in its process."""
+        self.store.add("left", 1)
+        if self.rank == 0:
+            _poll(lambda: self.store.add("left", 0) >= self.size, FAREWELL_SECONDS)
+
+    def _next(self) -> str:
+        self._calls += 1
+        return f"call/{self._calls}"
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        def settled() -> bool:
+            return ready() or self.store.check(["failed"])
+
+        if not _poll(settled, AGREE_SECONDS):
+            raise Stopped(f"another process of this run did not answer for {AGREE_SECONDS:.0f} s", 1)
+        failure = self.failure()
+        if failure is not None and not ready():
+            raise agreed(failure.error())
+
+
+_line: Line | None = None
+
+
+def launched() -> bool:
+    """Whether torchrun or srun started this process, perhaps beside others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or _by_slurm()
+
+
+def _by_slurm() -> bool:
+    # As Lightning decides it: in an interactive allocation the user's own command starts the processes.
+    return "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+
+
+def rank() -> int:
+    """This process among all of the run, also before any group exists; 0 is the one that writes and prints."""
+    if _line is not None:
+        return _line.rank
+    names = ["RANK", "SLURM_PROCID", "LOCAL_RANK"] if _by_slurm() else ["RANK", "LOCAL_RANK"]
+    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
+
+
+def size() -> int:
+    """Number of processes that a launcher started, or that Lightning has started by now."""
+    line = _current()
+    return 1 if line is None else line.size
+
+
+def environment() -> ClusterEnvironment | None:
+    """Lightning's view of torchrun or Slurm; None where neither started this process."""
+    if not launched():
+        return None
+    from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
+    if TorchElasticEnvironment.detect():  # first, because torchrun may itself have been started by srun
+        return TorchElasticEnvironment()
+    try:
+        return SLURMEnvironment(auto_requeue=False)
+    except RuntimeError as error:
+        raise UserError(f"Slurm: {' '.join(str(error).split())}") from None
+
+
+def meet() -> None:
+    """Find the other processes that a launcher started; nothing happens where there are none, or a second time.
+
+    Raises:
+        UserError: not all of them came within `JOIN_SECONDS`.
+    """
+    global _line
+    place = environment() if _line is None else None
+    if place is None or place.world_size() == 1:
+        return
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.main_address, str(place.main_port)
+    from torch.distributed import PrefixStore
+    from torch.distributed import rendezvous as meeting  # type: ignore[attr-defined]  # not in its __all__
+
+    mine, count = place.global_rank(), place.world_size()
+    try:
+        store, _, _ = next(meeting("env://", mine, count, timeout=timedelta(seconds=JOIN_SECONDS)))
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"launch: process {mine} of {count} could not meet the others at {place.main_address}:{place.main_port} "
+            f"within {JOIN_SECONDS:.0f} s ({reason}); start the same command on every node, by torchrun or srun"
+        ) from None
+    line = Line(PrefixStore(_PREFIX, store), mine, count)
+    line.store.add("present", 1)
+    if not _poll(lambda: line.store.add("present", 0) >= count, JOIN_SECONDS):
+        raise UserError(
+            f"launch: {line.store.add('present', 0)} of {count} processes came within {JOIN_SECONDS:.0f} s; start "
+            "the same command on every node, by torchrun or srun"
+        )
+    _line = line
+    from pytorch_lightning.utilities import rank_zero_only
+
+    rank_zero_only.rank = mine
+
+
+def join(accelerator: str = "auto") -> None:
+    """`meet`, and build the process group that training will use: nccl on this rank's GPU, gloo elsewhere."""
+    meet()
+    import torch
+
+    if _line is None or torch.distributed.is_initialized():
+        return
+    place = environment()
+    assert place is not None
+    backend = "gloo"
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        backend = "nccl"
+        torch.cuda.set_device(place.local_rank() % torch.cuda.device_count())
+    torch.distributed.init_process_group(backend, store=_line.store, rank=_line.rank, world_size=_line.size)
+
+
+def leave() -> None:
+    """Take the group down, so that a process ends without torch's complaint; rank 0 goes last."""
+    global _line
+    line, _line = _line, None
+    if line is None:
+        return
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    try:
+        line.leave()
+    except RuntimeError:  # the store is gone with the process that held it
+        pass
+
+
+def broadcast(value: T) -> T:
+    """What rank 0 gives; plain Python objects. Every process calls it."""
+    line = _current()
+    return value if line is None else line.broadcast(value)
+
+
+def barrier() -> None:
+    """Wait for all processes; raises their error when one of them has failed."""
+    line = _current()
+    if line is not None:
+        line.barrier()
+
+
+def together(function: Callable[[], T]) -> T:
+    """Run `function` on every process, and go on only when it has succeeded on all of them.
+
+    Raises:
+        UserError, Stopped: the same on every process, whichever failed first. Only the process for which
+            `speaks(error)` is true prints it.
+    """
+    try:
+        result = function()
+        barrier()
+        return result
+    except BaseException as error:
+        settled = settle(error)
+        if settled is error:
+            raise
+        raise settled from None
+
+
+def settle(error: BaseException) -> BaseException:
+    """Tell the others of `error`, and return what this process should end with: its own error, or an earlier one."""
+    line = _current()
+    if line is None or is_agreed(error):
+        return error
+    try:
+        failure = line.fail(_failure_of(error, line.rank))
+    except RuntimeError:  # the store is gone with the process that held it
+        return error
+    if failure.rank == line.rank:
+        return agreed(error)
+    return agreed(failure.error())
+
+
+def speaks(error: BaseException) -> bool:
+    """Whether this process is the one that prints `error`: one does, of all that end with it."""
+    line = _current()
+    if line is None or not is_agreed(error):
+        return True
+    try:
+        return line.tell()
+    except RuntimeError:
+        return line.rank == 0
+
+
+def agreed(error: BaseException) -> BaseException:
+    """Mark `error` as known to all processes."""
+    error.lightning_tas_agreed = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Whether all processes know of `error`."""
+    return getattr(error, "lightning_tas_agreed", False)
+
+
+def _failure_of(error: BaseException, rank: int) -> Failure:
+    if isinstance(error, UserError):
+        return Failure(rank, str(error), 2, "user")
+    if isinstance(error, Stopped):
+        return Failure(rank, str(error), error.status, "stopped")
+    reason = " ".join(str(error).split()) or "no message"
+    return Failure(rank, f"process {rank} ended with {type(error).__name__}: {reason}", 1, "bug")
+
+
+def _current() -> Line | None:
+    """The line of a launcher's processes, or of those that Lightning has started by now."""
+    global _line
+    if _line is None:
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            from torch.distributed.distributed_c10d import _get_default_store
+
+            store = dist.PrefixStore(_PREFIX, _get_default_store())
+            _line = Line(store, dist.get_rank(), dist.get_world_size())
+    return _line
+
+
+def _poll(ready: Callable[[], bool], seconds: float) -> bool:
+    """Ask until `ready()` or the time is over, ever more rarely; in Python, so that signals are heeded."""
+    end, pause = time.monotonic() + seconds, 0.005
+    while not ready():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+    return True
