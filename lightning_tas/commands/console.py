@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from lightning_tas.launch import group
+
 
 def say(text: str) -> None:
-    """Write `text` and a line end to standard output at once, so that it keeps its place among progress bars."""
+    """Write `text` and a line end to standard output at once, so that it keeps its place among progress bars.
+
+    Of several processes the first one speaks.
+    """
+    if group.rank() > 0:
+        return
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -11,18 +11,20 @@ without a launcher); from its first fit on, its group is used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lightning_tas.errors import Stopped, UserError
+from lightning_tas.launch import environment
 
 if TYPE_CHECKING:
-    from pytorch_lightning.plugins.environments import ClusterEnvironment
     from torch.distributed import Store
 
 T = TypeVar("T")
@@ -33,6 +35,8 @@ AGREE_SECONDS = 1800.0
 """How long one process waits for another that is at work, as long as torch waits in a collective."""
 FAREWELL_SECONDS = 10.0
 """How long one that ends waits for the others to hear why."""
+INTERRUPTED = 130
+"""128 + SIGINT, as shells say it."""
 _PREFIX = "lightning_tas"
 
 
@@ -63,7 +67,7 @@ class Line:
         """Rank 0's value; plain Python objects."""
         key = self._next()
         if self.rank == 0:
-            self.store.set(key, pickle.dumps(value))
+            self.store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # bytes are fine
             return value
         self._await(lambda: self.store.check([key]))
         received: T = pickle.loads(self.store.get(key))
@@ -85,7 +89,7 @@ class Line:
     def fail(self, failure: Failure) -> Failure:
         """Make `failure` known, and return the one that counts: another may have been first."""
         if self.store.add("failures", 1) == 1:
-            self.store.set("failed", pickle.dumps(failure))
+            self.store.set("failed", pickle.dumps(failure))  # type: ignore[arg-type]
         _poll(lambda: self.store.check(["failed"]), FAREWELL_SECONDS)
         return self.failure() or failure
 
@@ -121,42 +125,15 @@ class Line:
 _line: Line | None = None
 
 
-def launched() -> bool:
-    """Whether torchrun or srun started this process, perhaps beside others."""
-    return "TORCHELASTIC_RUN_ID" in os.environ or _by_slurm()
-
-
-def _by_slurm() -> bool:
-    # As Lightning decides it: in an interactive allocation the user's own command starts the processes.
-    return "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
-
-
 def rank() -> int:
     """This process among all of the run, also before any group exists; 0 is the one that writes and prints."""
-    if _line is not None:
-        return _line.rank
-    names = ["RANK", "SLURM_PROCID", "LOCAL_RANK"] if _by_slurm() else ["RANK", "LOCAL_RANK"]
-    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
+    return environment.rank() if _line is None else _line.rank
 
 
 def size() -> int:
     """Number of processes that a launcher started, or that Lightning has started by now."""
     line = _current()
     return 1 if line is None else line.size
-
-
-def environment() -> ClusterEnvironment | None:
-    """Lightning's view of torchrun or Slurm; None where neither started this process."""
-    if not launched():
-        return None
-    from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
-
-    if TorchElasticEnvironment.detect():  # first, because torchrun may itself have been started by srun
-        return TorchElasticEnvironment()
-    try:
-        return SLURMEnvironment(auto_requeue=False)
-    except RuntimeError as error:
-        raise UserError(f"Slurm: {' '.join(str(error).split())}") from None
 
 
 def meet() -> None:
@@ -166,7 +143,7 @@ def meet() -> None:
         UserError: not all of them came within `JOIN_SECONDS`.
     """
     global _line
-    place = environment() if _line is None else None
+    place = environment.cluster() if _line is None else None
     if place is None or place.world_size() == 1:
         return
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.main_address, str(place.main_port)
@@ -192,7 +169,7 @@ def meet() -> None:
     _line = line
     from pytorch_lightning.utilities import rank_zero_only
 
-    rank_zero_only.rank = mine
+    rank_zero_only.rank = mine  # type: ignore[attr-defined]
 
 
 def join(accelerator: str = "auto") -> None:
@@ -202,7 +179,7 @@ def join(accelerator: str = "auto") -> None:
 
     if _line is None or torch.distributed.is_initialized():
         return
-    place = environment()
+    place = environment.cluster()
     assert place is not None
     backend = "gloo"
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
@@ -221,10 +198,8 @@ def leave() -> None:
 
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    try:
+    with contextlib.suppress(RuntimeError):  # the store is gone with the process that held it
         line.leave()
-    except RuntimeError:  # the store is gone with the process that held it
-        pass
 
 
 def broadcast(value: T) -> T:
@@ -297,6 +272,8 @@ def is_agreed(error: BaseException) -> bool:
 def _failure_of(error: BaseException, rank: int) -> Failure:
     if isinstance(error, UserError):
         return Failure(rank, str(error), 2, "user")
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(rank, "interrupted", INTERRUPTED, "stopped")
     if isinstance(error, Stopped):
         return Failure(rank, str(error), error.status, "stopped")
     reason = " ".join(str(error).split()) or "no message"
@@ -306,7 +283,7 @@ def _failure_of(error: BaseException, rank: int) -> Failure:
 def _current() -> Line | None:
     """The line of a launcher's processes, or of those that Lightning has started by now."""
     global _line
-    if _line is None:
+    if _line is None and "torch.distributed" in sys.modules:
         import torch.distributed as dist
 
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

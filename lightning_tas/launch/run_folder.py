@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_tas.errors import UserError
+from lightning_tas.launch import environment, group
 from lightning_tas.launch.files import make_folder
 
 # Children that Lightning launches inherit the environment: rank 0 names the run, they find it here.
@@ -25,19 +26,16 @@ LOCK_SECONDS = 10
 
 
 def global_rank() -> int:
-    """Rank of this process before any process group exists, from the variables that launchers set."""
-    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
-        if name in os.environ:
-            return int(os.environ[name])
-    return 0
+    """This process among all of the run, see `group.rank`."""
+    return group.rank()
 
 
 def default_run_name(seed: int) -> str:
-    """Slurm job id, else time and seed chosen by rank 0; its children find the name in the environment."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job:
-        return f"slurm-{job}"
-    if global_rank() > 0:
+    """Slurm job id, else time and seed chosen by rank 0; processes that Lightning starts find it in the environment."""
+    slurm = environment.slurm_run_name()
+    if slurm is not None:
+        return slurm
+    if group.rank() > 0:
         if RUN_VARIABLE not in os.environ:
             raise UserError("run: several processes need one name for their run folder; give run=NAME")
         return os.environ[RUN_VARIABLE]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -20,6 +19,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lightning_tas.errors import UserError
+from lightning_tas.launch import environment
 from lightning_tas.launch.metrics import RowBeforeCheckpoint, RunMetrics
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.wandb_logger import check_wandb, wandb_logger
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 LAST = "last.ckpt"
 FINAL = "final.ckpt"
-# Any of these says that something starts the processes of all nodes.
-LAUNCHED = ("MASTER_ADDR", "RANK", "SLURM_NTASKS")
 
 
 class ProgressBar(TQDMProgressBar):
@@ -120,6 +118,8 @@ def further_loggers(config: Config, folder: RunFolder, phase: str) -> list[Logge
 def _settings(settings: TrainerConfig) -> dict[str, Any]:
     """`trainer.*` as Lightning's arguments."""
     given: dict[str, Any] = asdict(settings)
+    given["devices"], given["num_nodes"] = environment.fill_in(settings)
+    given["plugins"] = [plugin for plugin in (environment.cluster(),) if plugin is not None]
     if settings.strategy == "auto" and world_size(settings) > 1:
         # A supernet step leaves blocks unused: DDP has to look for them.
         given["strategy"] = "ddp_find_unused_parameters_true"
@@ -143,10 +143,10 @@ def check_trainer(settings: TrainerConfig) -> None:
                 f"trainer.strategy: {settings.strategy!r} needs the package deepspeed (pip install deepspeed); "
                 "valid without it: auto, ddp"
             ) from None
-    if settings.num_nodes > 1 and not any(name in os.environ for name in LAUNCHED):
+    if settings.num_nodes > 1 and not environment.launched():
         raise UserError(
             f"trainer.num_nodes: {settings.num_nodes} needs a launcher on every node, or this one would wait for the "
-            "others for ever; start with torchrun or srun, or set MASTER_ADDR and NODE_RANK"
+            "others for ever; start with torchrun or srun"
         )
     try:
         with warnings.catch_warnings(), _quiet():
@@ -199,12 +199,12 @@ def build_trainer(
 
 def world_size(settings: TrainerConfig) -> int:
     """Number of processes that `trainer.devices` and `trainer.num_nodes` mean on this machine."""
-    devices = settings.devices
+    devices, num_nodes = environment.fill_in(settings)
     if isinstance(devices, str) and devices.lstrip("-").isdigit():
         devices = int(devices)
     if devices in ("auto", -1):
         gpus = torch.cuda.device_count() if settings.accelerator in ("auto", "gpu", "cuda") else 0
         per_node = max(gpus, 1)
     else:
-        per_node = devices if isinstance(devices, int) else len(devices)
-    return per_node * settings.num_nodes
+        per_node = devices if isinstance(devices, int) else len(cast(Sequence[int], devices))
+    return per_node * num_nodes
