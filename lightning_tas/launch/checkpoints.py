@@ -1,0 +1,221 @@
+"""When a run saves, what it keeps, and which checkpoint a resumed run goes on from.
+
+A checkpoint is named after its place, `epoch=0003-step=0001234.ckpt`; the newest is the one with the highest step. It
+is a file, or under DeepSpeed a folder, and appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import warnings
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from lightning_tas.errors import UserError
+from lightning_tas.launch.signals import FitSignals
+
+if TYPE_CHECKING:
+    from lightning_tas.commands.config import CheckpointConfig
+    from lightning_tas.training.guard import StepGuard
+
+NAME = re.compile(r"epoch=(\d+)-step=(\d+)\.ckpt")
+
+
+def check_settings(settings: CheckpointConfig) -> None:
+    """UserError when `checkpoint.*` asks for something that cannot be done."""
+    for key, valid in (("every_n_epochs", "1, 2, ..."), ("every_n_steps", "null, 1, 2, ...")):
+        value = getattr(settings, key)
+        if value is not None and value < 1:
+            raise UserError(f"checkpoint.{key}: {value} is not valid; valid: {valid}")
+    if settings.keep_last < 1 and settings.keep_last != -1:
+        raise UserError(f"checkpoint.keep_last: {settings.keep_last} is not valid; valid: 1, 2, ... or -1 (keep all)")
+
+
+class RunCheckpoints(Checkpoint):
+    """Saves a phase of a run so that going on from any of its checkpoints is exact.
+
+    Saved are: every `every_n_epochs`-th epoch and the last one, after its validation; every `every_n_steps` updates;
+    and whatever step `module.guard` has agreed to save or stop at, over all processes, because of a signal. A step
+    that ends an epoch is saved with the epoch: Lightning, resumed from before the validation, would leave it out.
+
+    Args:
+        folder: where the checkpoints of the phase lie; made when the first is saved.
+        settings: `checkpoint.*`.
+    """
+
+    def __init__(self, folder: Path, settings: CheckpointConfig) -> None:
+        check_settings(settings)
+        self.folder, self.settings = folder, settings
+        self._signals = FitSignals()
+        self._seen = 0  # updates at the end of the last batch
+        self._saved = 0  # updates in the newest checkpoint
+        self._owed = False  # a step checkpoint that the end of the epoch will bring
+        self._stop = False  # and it stops there
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Handle signals from here on."""
+        self._signals.install(trainer, _guard(pl_module).requests)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin after the restored step, whose checkpoint is there."""
+        self._signals.install(trainer, _guard(pl_module).requests)
+        self._seen = self._saved = trainer.global_step
+        if trainer.is_global_zero:
+            clean(self.folder)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Save after an update: inside gradient accumulation a checkpoint would lose the gradients."""
+        step = trainer.global_step
+        if step == self._seen:
+            return
+        self._seen = step
+        every = self.settings.every_n_steps
+        agreed = _guard(pl_module).last
+        if not (agreed.save or agreed.stop or (every and step % every == 0)):
+            return
+        if _epoch_ends(trainer):
+            self._owed, self._stop = True, agreed.stop
+            return
+        self._save(trainer)
+        if agreed.stop:
+            self._signals.stop(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save after the validation of the epoch; stop if a signal has asked for it meanwhile."""
+        requests = _guard(pl_module).requests
+        agree = trainer.strategy.reduce_boolean_decision
+        save, stop = agree(requests.save, all=False), agree(requests.stop or self._stop, all=False)
+        if save:
+            requests.save = False
+        due = (trainer.current_epoch + 1) % self.settings.every_n_epochs == 0
+        if due or save or stop or self._owed or _training_ends(trainer):
+            self._save(trainer)
+        if stop:
+            self._signals.stop(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the signals alone."""
+        self._signals.remove()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the signals alone; a request to stop that came after the last step is obeyed now."""
+        self._signals.remove()
+        if stage == "fit" and self._signals.pending:
+            raise SIGTERMException
+
+    def _save(self, trainer: Trainer) -> None:
+        self._owed = False
+        step = trainer.global_step
+        if step == self._saved:
+            return
+        path = self.folder / f"epoch={trainer.current_epoch:04d}-step={step:07d}.ckpt"
+        failure = None
+        try:
+            trainer.save_checkpoint(path, weights_only=False)
+        except UserError as error:
+            failure = error
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the others wait
+        if trainer.strategy.reduce_boolean_decision(failure is not None, all=False):
+            raise failure or UserError(f"checkpoint: another process could not write {str(path)!r}")
+        self._saved = step
+        if trainer.is_global_zero:
+            prune(self.folder, step, self.settings.keep_last)
+
+
+def _guard(module: LightningModule) -> StepGuard:
+    guard: Any = module.guard
+    return cast("StepGuard", guard)
+
+
+def _training_ends(trainer: Trainer) -> bool:
+    """Whether the update just done is the last one, or the epoch at whose end we are."""
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return True
+    return trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
+
+
+def _epoch_ends(trainer: Trainer) -> bool:
+    """Whether the batch just done is followed by the end of its epoch, or of training."""
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return True
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    return bool(progress.is_last_batch or progress.current.ready >= trainer.num_training_batches)
+
+
+def saved(folder: Path) -> list[tuple[int, Path]]:
+    """Updates and path of every checkpoint in `folder`, newest first; `final.ckpt` and hidden files are none."""
+    found = [(match, path) for path in folder.glob("*.ckpt") if (match := NAME.fullmatch(path.name))]
+    return sorted(((int(match[2]), path) for match, path in found), reverse=True)
+
+
+def prune(folder: Path, step: int, keep: int) -> None:
+    """Keep the `keep` newest checkpoints up to `step`, the one just written (-1: all).
+
+    Later ones were left behind when the run was continued from an earlier checkpoint, or found broken.
+    """
+    past = [entry for entry in saved(folder) if entry[0] <= step]
+    later = [entry for entry in saved(folder) if entry[0] > step]
+    for _, path in [*later, *(past[keep:] if keep > 0 else [])]:
+        # Hidden first: killed in the middle, a folder must not look like a checkpoint.
+        hidden = path.with_name(f".old-{path.name}")
+        os.replace(path, hidden)
+        _delete(hidden)
+
+
+def clean(folder: Path) -> None:
+    """Delete what a killed process left half written or half deleted; the run's lock keeps other writers away."""
+    for path in folder.glob(".*"):
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, int]:
+    """The newest checkpoint of `folder` that is whole, and its number of updates; (None, 0) if there is none at all.
+
+    Everything is read and compared with its checksums, which torch does not do: on several processes let one call
+    this and tell the others.
+
+    Raises:
+        UserError: there are checkpoints and all are broken.
+    """
+    found = saved(folder)
+    for step, path in found:
+        reason = flaw(path, step)
+        if reason is None:
+            return path, step
+        warnings.warn(f"resume: {path} is broken and left out ({reason})", stacklevel=2)
+    if found:
+        raise UserError(f"resume: all checkpoints in {str(folder)!r} are broken; remove them to start the phase again")
+    return None, 0
+
+
+def flaw(path: Path, step: int | None = None) -> str | None:
+    """What is wrong with a checkpoint, None if nothing is: unreadable, another checksum, another `step` inside."""
+    try:
+        bad = _bad_record(path)
+        if bad is not None:
+            return f"{bad} is damaged"
+        inside = int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+    except Exception as error:  # zipfile and torch.load raise many kinds for a broken file
+        return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return None if step is None or inside == step else f"it holds step {inside}"
+
+
+def _bad_record(path: Path) -> str | None:
+    """Name of the first record of a torch file whose checksum is wrong."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
