@@ -4,7 +4,7 @@ One optimiser step: mix the batch, run the step's architectures on it, one backw
 (automatic optimisation). Randomness is a function of counters: `on_train_batch_start` seeds torch (all devices) from
 (seed, epoch, batch, rank), so dropout and drop path repeat after a resume; mixing has a seed of its own from the same
 counters. The global torch state is not put back: during `fit` it belongs to training, and every batch sets it anew.
-Nothing in the training step makes the host wait for the device: what is logged stays a tensor.
+What is logged stays a tensor. The host waits for the device once per optimiser step, in `StepGuard.decide`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.utilities import rank_zero_warn
 from timm.data.mixup import Mixup
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import UserError
+from lightning_tas.errors import Stopped, UserError
 from lightning_tas.evaluator import Meter, compute_all
 from lightning_tas.randomness import derive
 from lightning_tas.training.checkpoint import KEY, VERSION
 from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.ema import ema_callbacks
+from lightning_tas.training.gradients import Gradients, gradients_of
+from lightning_tas.training.guard import StepGuard
 from lightning_tas.training.mixing import Mixing
 from lightning_tas.training.optim import build_optimiser
 from lightning_tas.training.schedule import attach, plan
@@ -35,6 +38,8 @@ from lightning_tas.training.schedule import attach, plan
 Batch = tuple[Tensor, Tensor]
 _BAR_WIDTH = 3
 """Accuracies of so many networks fit into a progress bar."""
+DIVERGED = 3
+"""Exit status of training that ends because too many steps in a row were bad."""
 
 
 class ClassifierModule(LightningModule):
@@ -46,9 +51,13 @@ class ClassifierModule(LightningModule):
         global_batch: images per update over all processes and accumulated batches; scales the learning rate.
         seed: of everything random in training.
         class_names: kept in checkpoints for whoever uses the network.
+
+    Besides its losses a module logs ``train/grad_norm`` (before clipping) and ``train/bad_steps``: how many optimiser
+    steps were left out so far because a loss or gradient was not finite on some rank.
     """
 
     kind: ClassVar[str]
+    compiles: ClassVar[bool] = False  # whether one network runs at every step, as torch.compile needs it
 
     def __init__(
         self, net: nn.Module, train: TrainConfig, global_batch: int, seed: int, class_names: Sequence[str] | None = None
@@ -64,7 +73,25 @@ class ClassifierModule(LightningModule):
         self.class_names = list(class_names) if class_names is not None else None
         self.num_classes = int(net.num_classes)  # type: ignore[arg-type]
         self.mixing = _build_mixing(train, self.num_classes)
+        self.guard = StepGuard()
+        self.unused = "skip"  # what AdamW does to parameters that a step leaves out, see `train.unused`
         self._meters: dict[str, Meter] = {}
+        self._gradients: Gradients | None = None
+        self._batches: list[int] = []
+        self._archs: Sequence[Architecture | None] = ()
+        self._prepare_net()
+
+    def _prepare_net(self) -> None:
+        """What the recipe asks for to save memory and time."""
+        if self.train_config.checkpoint_activations:
+            self.net.set_grad_checkpointing(True)  # type: ignore[operator]
+        if self.train_config.compile:
+            if not self.compiles:
+                raise UserError(
+                    "train.compile: true is not valid for a supernet: every sub-network would be compiled anew, for "
+                    "longer than it trains; valid: false, or true for a phase that trains one network (retrain)"
+                )
+            self.net.compile()  # in place: parameters keep their names
 
     @property
     def peak_lr(self) -> float:
@@ -106,8 +133,15 @@ class ClassifierModule(LightningModule):
             images, targets = self.mixing(images, targets, seed)
         archs = self.architectures(self.global_step)
         loss = self.mean_loss(images, targets, archs)
+        self.note(loss, archs, batch_idx)
         self._log_step(loss, archs)
         return loss
+
+    def note(self, loss: Tensor, archs: Sequence[Architecture | None], batch_idx: int) -> None:
+        """Tell the guard about a batch; every `training_step` has to."""
+        self.guard.note_loss(loss)
+        self._batches.append(batch_idx)
+        self._archs = archs
 
     def mean_loss(self, images: Tensor, targets: Tensor, archs: Sequence[Architecture | None]) -> Tensor:
         """Mean over `archs` of the loss on one batch, a scalar with its graph: what a step goes backward from."""
@@ -128,6 +162,60 @@ class ClassifierModule(LightningModule):
         if size is not None:
             self.log("train/params", torch.tensor(size, dtype=torch.float64), on_step=True, on_epoch=False)
 
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Decide with all ranks whether the step is sound; a bad one changes neither weights nor moments.
+
+        Raises:
+            Stopped: with status 3, on all ranks, after `train.max_bad_steps` bad ones in a row.
+        """
+        gradients = gradients_of(self.trainer, optimizer)
+        if not gradients.complete():
+            return
+        decision = self.guard.decide(gradients.norm())
+        gradients.settle(decision)
+        self._gradients = None if decision.bad else gradients
+        self.log("train/grad_norm", torch.tensor(decision.grad_norm, dtype=torch.float64), on_step=True, on_epoch=False)
+        bad_steps = torch.tensor(self.guard.total, dtype=torch.float64)
+        self.log("train/bad_steps", bad_steps, on_step=True, on_epoch=False)
+        if decision.bad:
+            self._report_bad_step()
+        self._batches = []
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip with the norm that is known already (Lightning would compute it anew, and refuses fused optimisers)."""
+        gradients, self._gradients = self._gradients, None
+        if gradients is not None and gradient_clip_val:
+            gradients.clip(gradient_clip_val, by_value=gradient_clip_algorithm == "value")
+
+    def _report_bad_step(self) -> None:
+        decision, count, limit = self.guard.last, self.guard.in_a_row, self.train_config.max_bad_steps
+        first, last = self._batches[0], self._batches[-1]
+        where = (
+            f"step {self.global_step} (epoch {self.current_epoch}, "
+            + (f"batch {last}" if first == last else f"batches {first} to {last}")
+            + f"): the {'loss' if decision.bad_loss else 'gradient'} is not finite"
+        )
+        if count < limit:
+            if count == 1:
+                rank_zero_warn(f"{where}; the step is left out, as are up to {limit} in a row (train.max_bad_steps)")
+            return
+        names = ", ".join(self.name_architecture(arch) for arch in self._archs)
+        raise Stopped(
+            f"{where}, after {count} such steps in a row (train.max_bad_steps={limit}); architecture: {names}; the "
+            "weights are those of before the first of them; a lower train.lr, a longer warm-up or "
+            "trainer.gradient_clip_val may help",
+            DIVERGED,
+        )
+
+    def name_architecture(self, arch: Architecture | None) -> str:
+        """What messages call an architecture that a step trained."""
+        return "the network" if arch is None else f"{arch.id} {arch!r}"
+
     def _current_lr(self) -> float:
         return float(self.trainer.optimizers[0].param_groups[0]["lr"])
 
@@ -136,9 +224,7 @@ class ClassifierModule(LightningModule):
         return None
 
     def configure_optimizers(self) -> Any:
-        # Under mixed precision (bfloat16 too) Lightning refuses to clip the gradients of a fused optimiser.
-        fused = not (str(self.trainer.precision).endswith("-mixed") and self.trainer.gradient_clip_val)
-        optimiser = build_optimiser(self.net, self.train_config, self.peak_lr, fused)
+        optimiser = build_optimiser(self.net, self.train_config, self.peak_lr)
         steps_per_epoch, total_steps = self._length()
         curve = plan(self.train_config, self.peak_lr, total_steps, steps_per_epoch)
         interval = "step" if curve.per_step else "epoch"
@@ -208,6 +294,8 @@ class ClassifierModule(LightningModule):
             "train": {**asdict(self.train_config), "betas": list(self.train_config.betas)},
             "global_batch": self.global_batch,
             "seed": self.seed,
+            "unused": self.unused,
+            "guard": self.guard.state_dict(),
             "class_names": self.class_names,
             "max_epochs": self.trainer.max_epochs,
             "max_steps": self.trainer.max_steps,
@@ -220,7 +308,11 @@ class ClassifierModule(LightningModule):
             raise UserError("resume: this checkpoint was not written by lightning_tas training")
         if saved["kind"] != self.kind:
             raise UserError(f"resume: the checkpoint is of kind {saved['kind']!r}, this phase trains a {self.kind!r}")
+        before = saved.get("unused", "skip")
+        if before != self.unused:
+            raise UserError(f"resume: train.unused is {self.unused!r}, but {before!r} in the checkpoint")
         self.check_resume(saved)
+        self.guard.load_state_dict(saved.get("guard", {}))
         if self._trainer is None:
             return
         for key in ("max_epochs", "max_steps"):

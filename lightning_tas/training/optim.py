@@ -26,12 +26,12 @@ def no_decay_patterns(net: nn.Module, train: TrainConfig) -> list[str]:
     return patterns
 
 
-def build_optimiser(net: nn.Module, train: TrainConfig, lr: float, fused: bool = True) -> torch.optim.AdamW:
-    """AdamW over all trainable parameters of `net` at rate `lr`, in one `fused` kernel where that is wanted.
+def build_optimiser(net: nn.Module, train: TrainConfig, lr: float) -> torch.optim.AdamW:
+    """AdamW over all trainable parameters of `net` at rate `lr`, in one fused kernel.
 
     Gradients of unsampled blocks are None, and AdamW leaves such parameters and their moments alone; slices not used
     inside a used tensor have gradient zero and do decay. Both as in the references.
     """
     groups = param_groups_weight_decay(net, train.weight_decay, no_weight_decay_list=no_decay_patterns(net, train))
     beta1, beta2 = train.betas
-    return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=train.eps, fused=fused)
+    return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=train.eps, fused=True)

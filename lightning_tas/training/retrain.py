@@ -26,6 +26,7 @@ class RetrainModule(ClassifierModule):
     """
 
     kind = "network"
+    compiles = True
     net: VisionTransformer
 
     def __init__(
@@ -45,6 +46,9 @@ class RetrainModule(ClassifierModule):
 
     def reported(self) -> Mapping[str, Architecture | None]:
         return {"": None}
+
+    def name_architecture(self, arch: Architecture | None) -> str:
+        return super().name_architecture(self.net.arch)
 
     def describe(self) -> dict[str, Any]:
         return {"arch": self.net.arch.to_dict(), "model": dict(self.net.options)}

@@ -236,7 +236,8 @@ def test_metric_names_and_values(make_module: Make, make_loader: Make, make_trai
     trainer.fit(module, make_loader(), held_out)
     labels = ("smallest", "middle", "largest")
     names = {f"val/{label}/{value}" for label in labels for value in ("top1", "top5", "loss")}
-    assert set(trainer.callback_metrics) == names | {"train/loss", "train/lr", "train/params"}
+    step = {f"train/{name}" for name in ("loss", "lr", "params", "grad_norm", "bad_steps")}
+    assert set(trainer.callback_metrics) == names | step
     archs = list(module.reported().values())
     assert archs[0] == space.smallest() and archs[2] == space.largest() and archs[1] in space
     for label, accuracy in zip(labels, evaluate(module.net, archs, held_out), strict=True):
