@@ -30,10 +30,11 @@ from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import provenance
 from lightning_tas.launch.files import write_json
+from lightning_tas.launch.loggers import check_loggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
 from lightning_tas.launch.run_folder import RunFolder, global_rank
 from lightning_tas.launch.study import Study
-from lightning_tas.launch.trainer import FINAL, LAST, build_trainer, check_loggers
+from lightning_tas.launch.trainer import FINAL, LAST, build_trainer
 from lightning_tas.search import Selection
 from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet

@@ -1,14 +1,17 @@
-"""`metrics.csv`: every logged metric of a run, all phases in one file, surviving restarts.
+"""`metrics.csv` and `system.csv`: every logged metric of a run, all phases in one file, surviving restarts.
+
+`metrics.csv` holds what is a function of the recipe: a resumed run leaves the file of an uninterrupted one, byte for
+byte. Speeds and memory (`system/*`) depend on the machine and the hour, so they have a file of their own.
 
 Lightning's CSVLogger deletes an older file when it starts; here rows are appended, and rows beyond the step that a
-checkpoint restored are cut away first, so that a resumed run leaves the file of an uninterrupted one.
+checkpoint restored are cut away first.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +24,23 @@ from lightning_tas.launch.files import write_text
 from lightning_tas.launch.run_folder import global_rank
 
 FIXED = ("phase", "epoch", "step")
+SYSTEM = "system/"
+"""Prefix of the metrics that no two runs share: speeds, memory."""
 
 
-class RunMetrics(Logger):
-    """Lightning logger that appends to one CSV file.
+class CsvRows:
+    """Rows of one CSV file that grows by whole lines; a column that is new rewrites the file.
 
     Args:
         path: the file, created on the first row.
-        phase: value of the `phase` column, for example `supernet`.
-        restored_step: updates that the restored checkpoint has seen. Lightning counts them from 0, so rows of this
-            phase from this step on are dropped (None: keep all).
+        phase, restored_step: see `RunMetrics`.
     """
 
-    def __init__(self, path: Path, phase: str, restored_step: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, path: Path, phase: str, restored_step: int | None) -> None:
         self._path, self._phase = path, phase
         self._columns: list[str] = list(FIXED)
         self._recent: list[dict[str, str]] = []  # rows of the newest step
-        if path.exists() and global_rank() == 0:
+        if path.exists():
             self._open(restored_step)
 
     def _open(self, restored_step: int | None) -> None:
@@ -59,40 +61,13 @@ class RunMetrics(Logger):
         writer.writerows(rows)
         write_text(self._path, buffer.getvalue())
 
-    @property
-    def name(self) -> str:
-        return "metrics"
-
-    @property
-    def version(self) -> str:
-        return self._phase
-
-    @property
-    def log_dir(self) -> str:
-        return str(self._path.parent)
-
-    @property
-    def save_dir(self) -> str:
-        return str(self._path.parent)
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Hyper-parameters are in `config.yaml`; nothing to do here."""
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Append one row; tensors become numbers. On disk at once: a checkpoint must not know more than the file.
+    def add(self, values: Mapping[str, Any], epoch: int | str, step: int | str) -> None:
+        """Append one row, on disk at once: a checkpoint must not know more than the file.
 
         A row that is there already is not repeated: a run resumed from the end of an epoch's last step measures that
         epoch again, and `RowBeforeCheckpoint` is ahead of Lightning.
         """
-        values = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in metrics.items()}
-        epoch = values.pop("epoch", "")
-        place = {
-            "phase": self._phase,
-            "epoch": int(epoch) if epoch != "" else "",
-            "step": step if step is not None else "",
-        }
+        place = {"phase": self._phase, "epoch": epoch, "step": step}
         row = {key: str(value) for key, value in {**place, **values}.items()}
         if row in self._recent:
             return
@@ -112,14 +87,71 @@ class RunMetrics(Logger):
             csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(row)
 
 
+class RunMetrics(Logger):
+    """Lightning logger that appends to `metrics.csv`, and what is called `system/*` to `system.csv` beside it.
+
+    Args:
+        path: the file, created on the first row.
+        phase: value of the `phase` column, for example `supernet`.
+        restored_step: updates that the restored checkpoint has seen. Lightning counts them from 0, so rows of this
+            phase from this step on are dropped (None: keep all).
+
+    Only rank 0 reads or writes.
+    """
+
+    def __init__(self, path: Path, phase: str, restored_step: int | None = None) -> None:
+        super().__init__()
+        self._folder, self._phase = path.parent, phase
+        self._files: dict[bool, CsvRows] = {}
+        if global_rank() == 0:
+            self._files = {
+                False: CsvRows(path, phase, restored_step),
+                True: CsvRows(path.with_name("system.csv"), phase, restored_step),
+            }
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        return self._phase
+
+    @property
+    def log_dir(self) -> str:
+        return str(self._folder)
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._folder)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Hyper-parameters are in `config.yaml`; nothing to do here."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Append a row to the file, or to each of the two, that the metrics belong to; tensors become numbers."""
+        values = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in metrics.items()}
+        epoch = values.pop("epoch", "")
+        for system, file in self._files.items():
+            own = {key: value for key, value in values.items() if key.startswith(SYSTEM) == system}
+            if own:
+                file.add(own, int(epoch) if epoch != "" else "", step if step is not None else "")
+
+
 class RowBeforeCheckpoint(Callback):
     """Writes the row of a training step before the checkpoint of that step.
 
     Lightning logs a step after its checkpoint is saved: killed in between, the resumed run would lack the row.
+
+    Args:
+        loggers: those that do not repeat a row which they have.
+        every: `trainer.log_every_n_steps`.
     """
 
-    def __init__(self, metrics: RunMetrics, every: int) -> None:
-        self.metrics, self.every = metrics, every
+    def __init__(self, loggers: Sequence[Logger], every: int) -> None:
+        self.loggers, self.every = loggers, every
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Log what Lightning is about to log, if it is (`trainer.log_every_n_steps`)."""
@@ -127,4 +159,6 @@ class RowBeforeCheckpoint(Callback):
             return
         logged = {key: value for key, value in trainer.callback_metrics.items() if key.startswith("train/")}
         if logged:
-            self.metrics.log_metrics({**logged, "epoch": trainer.current_epoch}, trainer.global_step - 1)
+            row: dict[str, Any] = {**logged, "epoch": trainer.current_epoch}
+            for logger in self.loggers:
+                logger.log_metrics(row, trainer.global_step - 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import sys
 import warnings
@@ -15,14 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
-from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lightning_tas.errors import UserError
 from lightning_tas.launch import environment
-from lightning_tas.launch.metrics import RowBeforeCheckpoint, RunMetrics
+from lightning_tas.launch.loggers import RunLoggers
 from lightning_tas.launch.run_folder import RunFolder
-from lightning_tas.launch.wandb_logger import check_wandb, wandb_logger
 
 if TYPE_CHECKING:
     from lightning_tas.commands.config import CheckpointConfig, Config, TrainerConfig
@@ -87,34 +84,6 @@ def checkpoint_callbacks(folder: Path, settings: CheckpointConfig) -> list[Callb
     return savers
 
 
-def check_loggers(config: Config) -> None:
-    """UserError, by name, when the package that a logger needs is missing."""
-    asked = _asked(config)
-    if "tensorboard" in asked and not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")):
-        raise UserError(
-            "logger: 'tensorboard' needs the package tensorboard (pip install tensorboard); valid without it: csv"
-        )
-    if "wandb" in asked:
-        check_wandb(config)
-
-
-def _asked(config: Config) -> list[str]:
-    return [config.logger] if isinstance(config.logger, str) else list(config.logger or [])
-
-
-def further_loggers(config: Config, folder: RunFolder, phase: str) -> list[Logger]:
-    """TensorBoard or W&B where the configuration asks for them; `metrics.csv` is always there."""
-    made: list[Logger] = []
-    asked = _asked(config)
-    if "tensorboard" in asked:
-        from pytorch_lightning.loggers import TensorBoardLogger
-
-        made.append(TensorBoardLogger(save_dir=str(folder.path), name="tensorboard", version=phase))
-    if "wandb" in asked:
-        made.append(wandb_logger(config, folder, phase))
-    return made
-
-
 def _settings(settings: TrainerConfig) -> dict[str, Any]:
     """`trainer.*` as Lightning's arguments."""
     given: dict[str, Any] = asdict(settings)
@@ -175,17 +144,19 @@ def build_trainer(
     phase: str,
     callbacks: Sequence[Callback] = (),
     restored_step: int | None = None,
+    loggers: RunLoggers | None = None,
 ) -> Trainer:
     """The Trainer of phase `index`; `config.trainer` fields go to Lightning under Lightning's own names."""
+    loggers = loggers or RunLoggers(config, folder)
     given = _settings(config.trainer)
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_no_tips)
-    metrics = RunMetrics(folder.metrics, phase, restored_step)
+    made = loggers.for_phase(phase, index, restored_step)
     return Trainer(
         **given,
-        logger=[metrics, *further_loggers(config, folder, phase)],
+        logger=made,
         callbacks=[
             *callbacks,
-            RowBeforeCheckpoint(metrics, config.trainer.log_every_n_steps),
+            *loggers.callbacks(),
             *checkpoint_callbacks(folder.checkpoints(index, phase), config.checkpoint),
             ProgressBar(),
         ],

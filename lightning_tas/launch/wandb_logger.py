@@ -1,94 +1,340 @@
-"""W&B, imported only when a recipe asks for it."""
+"""W&B, imported only when a recipe asks for it: one run per job, over all phases and all restarts.
+
+The id is made once and kept in `<run>/wandb/run.json`, so that a resumed job goes on under it. Metrics lie on axes of
+their own, `train/step`, `val/step` and so on, which continue over phases and restarts; W&B's own counter does not
+survive a restart without a network. Nothing that W&B does may stop or stall training: without a network or a key the
+run is offline, and when W&B fails later on, it is left alone with one warning.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 import os
-import socket
-from functools import cache
-from netrc import NetrcParseError, netrc
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pytorch_lightning.utilities import rank_zero_warn
+import torch
+from omegaconf import OmegaConf
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
+from lightning_tas.architecture import Architecture
+from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
+from lightning_tas.launch.files import write_json
 from lightning_tas.launch.run_folder import RunFolder
+from lightning_tas.launch.wandb_server import obstacle
 
 if TYPE_CHECKING:
-    from pytorch_lightning.loggers import WandbLogger
-
     from lightning_tas.commands.config import Config
 
-PROBE_SECONDS = 3
+AXES = ("train", "val", "select", "search", "system")
+"""Each of these first parts of a metric's name has its own x axis, `<name>/step`."""
+ID_LENGTH = 100
+"""W&B allows 128 characters, also for the names of artifacts, which begin with a word of ours."""
+INIT_SECONDS, FINISH_SECONDS = 30, 60
+"""How long W&B may take to begin a run online, and to send what is left at its end (the rest stays in the folder)."""
+NETWORK_COLUMNS = ("network", "params", "macs", "top1", "top5", "loss", "epoch", "step", "phase")
+_MEASURED = ("top1", "top5", "loss")
+_PRICES = ("params", "macs", "score", "bin")
+_LAYOUT = ("depth", "embed_dim", "num_heads", "mlp_ratio", "id")
+SMALLEST_ROW = 64
+"""Bytes; no row of a W&B log is as short."""
 
 
 def check_wandb(config: Config) -> None:
-    """UserError, by name, when the package or, for a run that can go online, the key is missing."""
-    try:
-        import wandb
-    except ImportError:
-        raise UserError("logger: 'wandb' needs the package wandb (pip install wandb); valid without it: csv") from None
-    if mode(config) == "online" and reachable(address()) and not _has_key(wandb.setup().settings.api_key):
-        raise UserError(
-            f"logger: 'wandb' has no API key for {address()}; run `wandb login`, set WANDB_API_KEY, or choose "
-            "wandb.mode=offline"
-        )
+    """UserError, by name, when the package is missing."""
+    if mode(config) != "disabled" and importlib.util.find_spec("wandb") is None:
+        raise UserError("logger: 'wandb' needs the package wandb (pip install wandb); valid without it: csv")
 
 
 def mode(config: Config) -> str:
     """`wandb.mode`, where that is the default also W&B's own variable."""
-    asked = os.environ.get("WANDB_MODE", "")
+    asked = {"dryrun": "offline"}.get(os.environ.get("WANDB_MODE", ""), os.environ.get("WANDB_MODE", ""))
     return asked if config.wandb.mode == "online" and asked in ("offline", "disabled") else config.wandb.mode
 
 
-def address() -> str:
-    """Where W&B sends runs, from its environment variables and settings files."""
-    import wandb
+class WandbRun:
+    """The run of a job. Starts at the first thing there is to log; every method is safe to call at any time.
 
-    return str(wandb.setup().settings.base_url)
+    Args:
+        config: the resolved recipe; all of it becomes the run's `config`.
+        folder: everything that W&B writes for this run lies in its `wandb/`.
+    """
+
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        self._config, self._folder = config, folder
+        self._run: Any = None
+        self._over = False
+        self._first_step: int | None = None
+        self._environment: dict[str, str] = {}
+
+    @property
+    def files(self) -> Path:
+        """Folder of W&B's files."""
+        return self._folder.path / "wandb"
+
+    @property
+    def id(self) -> str:
+        """The id of the run: recipe, run and eight random characters, made at the first call and kept.
+
+        Random, because W&B would go on with the run of a folder that was deleted and made again under its name.
+        """
+        kept = self.files / "run.json"
+        if kept.exists():
+            return str(json.loads(kept.read_text(encoding="utf-8"))["id"])
+        words = re.sub(r"[^\w.-]+", "-", self._name, flags=re.ASCII)[: ID_LENGTH - 9]
+        made = f"{words}-{secrets.token_hex(4)}"
+        write_json(kept, {"id": made})
+        return made
+
+    @property
+    def _name(self) -> str:
+        return f"{self._folder.path.parent.name}-{self._folder.path.name}"
+
+    # --- beginning and end ------------------------------------------------------------------------------------------
+
+    def _started(self) -> Any:
+        if self._run is None:
+            # Before W&B looks at them: what it keeps until a run is sent belongs to the run.
+            for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
+                if name not in os.environ:
+                    os.environ[name] = self._environment[name] = str(self.files / name.split("_")[1].lower())
+            self._first_step = self._steps_of_earlier_attempts()
+            self._run = self._begin()
+            for axis in AXES:
+                self._run.define_metric(f"{axis}/step", hidden=True)
+                self._run.define_metric(f"{axis}/*", step_metric=f"{axis}/step")
+        return self._run
+
+    def _begin(self) -> Any:
+        if mode(self._config) == "online":
+            why = obstacle()
+            if why is None:
+                try:
+                    return self._init("online")
+                except Exception as error:  # refused, unfinished, broken: of many kinds
+                    why = f"the server did not accept the run ({_first_line(error)})"
+            rank_zero_warn(f"wandb: {why}, so this run is logged offline; `wandb sync {self.files}` sends it later")
+        else:
+            rank_zero_info(f"wandb: logging offline; `wandb sync {self.files}` sends it")
+        return self._init("offline")
+
+    def _init(self, chosen: Literal["online", "offline"]) -> Any:
+        import wandb
+
+        settings, offline = self._config.wandb, chosen == "offline"
+        given: dict[str, Any] = {
+            "silent": offline,
+            "quiet": True,
+            "init_timeout": INIT_SECONDS,
+            "finish_timeout": FINISH_SECONDS,
+        }
+        known = wandb.Settings.model_fields  # older versions lack some
+        return wandb.init(
+            project=settings.project,
+            entity=settings.entity,
+            name=settings.name or self._name,
+            group=self._folder.path.parent.name,
+            id=self.id,
+            dir=str(self._folder.path),
+            config=cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(self._config))),
+            mode=chosen,
+            resume=None if offline else "allow",
+            reinit="create_new",  # never join, nor end, a run of the program around us
+            settings=wandb.Settings(**{key: value for key, value in given.items() if key in known}),
+        )
+
+    def _steps_of_earlier_attempts(self) -> int | None:
+        """A number that W&B's own counter of rows cannot have reached in earlier attempts; None for the first.
+
+        Without a network that counter starts again in every attempt, and the server drops rows that it finds going
+        backwards when several attempts are sent.
+        """
+        earlier = sum(path.stat().st_size for path in self.files.glob("*run-*/*.wandb"))
+        return earlier // SMALLEST_ROW if earlier else None
+
+    def close(self, status: int = 0) -> None:
+        """End the run; `status` is the exit status of the job, which W&B shows as finished or failed."""
+        if self._run is not None and not self._over:
+            with self._guarded():
+                self._run.finish(exit_code=status)
+        self._over, self._run = True, None
+        for name in self._environment:
+            os.environ.pop(name, None)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # its service has died, the disk is full, ...: training goes on
+            self._over = True
+            rank_zero_warn(f"wandb: {_first_line(error)}; nothing more is logged there, metrics.csv goes on")
+
+    # --- logging ----------------------------------------------------------------------------------------------------
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Log one row."""
+        if self._over:
+            return
+        with self._guarded():
+            run = self._started()
+            # Online, the server knows how far the run was, and W&B goes on from there.
+            run.log(dict(values), step=max(self._first_step, run.step) if self._first_step is not None else None)
+            self._first_step = None
+
+    def networks(self, key: str, rows: list[list[Any]], title: str) -> dict[str, Any]:
+        """What to log for a params-accuracy scatter `key` with the table `<key>_table` behind it."""
+        import wandb
+
+        table = wandb.Table(columns=list(NETWORK_COLUMNS), data=rows)
+        return {key: wandb.plot.scatter(table, x="params", y="top1", title=title)}
+
+    def log_selection(self, record: Mapping[str, Any], path: Path, picture: Path | None) -> None:
+        """The preferred architectures as rows on the axis `select/step`, as a table, a picture and an artifact."""
+        if self._over:
+            return
+        candidates = record["candidates"]
+        for step, entry in enumerate(candidates):
+            numbers = {f"select/{key}": entry[key] for key in _PRICES}
+            self.log({**numbers, "select/step": step, "phase": "select"})
+        with self._guarded():
+            import wandb
+
+            rows = [
+                [entry["label"], *(entry[key] for key in _PRICES), *_layout(Architecture.from_dict(entry["arch"]))]
+                for entry in candidates
+            ]
+            columns: list[str | int] = ["network", *_PRICES, *_LAYOUT]
+            shown: dict[str, Any] = {"select/preferred": wandb.Table(columns=columns, data=rows)}
+            shown["select/examined"] = record["examined"]
+            if picture is not None:
+                shown["select/allocation"] = wandb.Image(str(picture))
+            self.log({**shown, "select/step": max(len(candidates) - 1, 0), "phase": "select"})
+            self._keep("selection", [path, picture])
+
+    def log_result(self, record: Mapping[str, Any], path: Path, picture: Path | None) -> None:
+        """The specialised networks as scatter and table, as numbers of the run's summary, and as an artifact."""
+        if self._over:
+            return
+        entries = record["architectures"]
+        with self._guarded():
+            import wandb
+
+            where = [record.get("epochs"), record.get("steps"), "result"]
+            rows = [
+                [entry["label"], entry["params"], entry["macs"], *(entry["metrics"].get(k) for k in _MEASURED), *where]
+                for entry in entries
+            ]
+            shown = self.networks("result/networks", rows, "Specialised networks, test set")
+            if picture is not None:
+                shown["result/accuracy"] = wandb.Image(str(picture))
+            self.log(shown)
+            for entry in entries:
+                numbers = {key: entry["metrics"].get(key) for key in ("top1", "top5")}
+                for key, value in {**numbers, "params": entry["params"], "macs": entry["macs"]}.items():
+                    self._run.summary[f"result/{entry['label']}/{key}"] = value
+            self._keep("result", [path, picture])
+
+    def _keep(self, kind: str, paths: list[Path | None]) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"{kind}-{self.id}", type=kind)
+        for path in paths:
+            if path is not None and path.exists():
+                artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
 
 
-@cache
-def reachable(url: str) -> bool:
-    """Whether something answers at `url`, or at the proxy on the way there, within `PROBE_SECONDS`."""
-    target = urlsplit(url)
-    proxy = getproxies().get(target.scheme)
-    if proxy and not proxy_bypass(target.hostname or ""):
-        target = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    port = target.port or (443 if target.scheme == "https" else 80)
-    try:
-        socket.create_connection((target.hostname or "", port), timeout=PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
+def _layout(arch: Architecture) -> list[Any]:
+    """The cells of `_LAYOUT`; lists (heads of every layer, ...) are text, None is what the family does not have."""
+    cells: list[Any] = []
+    for name in _LAYOUT:
+        try:
+            cell = getattr(arch, name)
+        except UserError:
+            cell = None
+        cells.append(" ".join(f"{item:g}" for item in cell) if isinstance(cell, tuple) else cell)
+    return cells
 
 
-def _has_key(setting: str | None) -> bool:
-    if setting or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    try:
-        return netrc().authenticators(urlsplit(address()).hostname or "") is not None
-    except (OSError, NetrcParseError):
-        return False
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def wandb_logger(config: Config, folder: RunFolder, phase: str) -> WandbLogger:
-    """One W&B run per job, named after the run folder; `phase` is a field of its configuration."""
-    from pytorch_lightning.loggers import WandbLogger
+class NetworkCosts(Callback):
+    """Remembers parameters and multiply-accumulates of the networks that validation measures, by label."""
 
-    settings, chosen = config.wandb, mode(config)
-    if chosen == "online" and not reachable(address()):
-        # Online, W&B would try for minutes and then fail.
-        chosen = "offline"
-        rank_zero_warn(f"wandb: {address()} does not answer, so this run is logged offline; send it with `wandb sync`")
-    return WandbLogger(
-        name=settings.name or folder.path.name,
-        project=settings.project,
-        entity=settings.entity,
-        save_dir=str(folder.path),
-        id=f"{folder.path.parent.name}-{folder.path.name}",
-        offline=chosen == "offline",
-        mode=chosen,  # Lightning's `offline` alone sets a variable that W&B may have read already
-        config={"phase": phase},
-    )
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[int, int]] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        net = pl_module.net
+        for label, arch in pl_module.reported().items():  # type: ignore[operator]  # ClassifierModule's contract
+            price = cost(net.arch if arch is None else arch, net)  # type: ignore[arg-type, union-attr]
+            self.found[label] = (int(price.params), int(price.macs))
+
+
+class WandbPhase(Logger):
+    """Lightning logger of one phase on the job's run.
+
+    Args:
+        run: shared by all phases.
+        phase: a field of every row.
+        before: updates in the phases before this one, added to every step.
+        costs: of the networks that validation measures.
+    """
+
+    def __init__(self, run: WandbRun, phase: str, before: int, costs: NetworkCosts) -> None:
+        super().__init__()
+        self._wandb, self._phase, self._before, self._costs = run, phase, before, costs
+        self._newest: dict[str, dict[str, Any]] = {}  # the last row of every axis
+
+    @property
+    def name(self) -> str:
+        return "wandb"
+
+    @property
+    def version(self) -> str:
+        return self._phase
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._wandb.files)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The whole recipe is in the run's config."""
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """One row for each axis that has values; a row that was logged before a checkpoint is not repeated."""
+        values = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in metrics.items()}
+        epoch = values.pop("epoch", None)
+        at = self._before + (step or 0)
+        rows: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            axis = key.split("/")[0]
+            rows.setdefault(axis if axis in AXES else "train", {})[key] = value
+        for axis, row in rows.items():
+            whole = {**row, f"{axis}/step": at, "epoch": epoch, "phase": self._phase}
+            if self._newest.get(axis) == whole:
+                continue
+            self._newest[axis] = whole
+            measured = self._networks(row, epoch, at) if axis == "val" else []
+            title = f"Validation, {self._phase}"
+            shown = self._wandb.networks("val/networks", measured, title) if measured else {}
+            self._wandb.log({**whole, **shown})
+
+    def _networks(self, row: Mapping[str, float], epoch: Any, at: int) -> list[list[Any]]:
+        found = []
+        for label, price in self._costs.found.items():
+            prefix = f"val/{label}" if label else "val"
+            if f"{prefix}/top1" in row:
+                measured = [row.get(f"{prefix}/{key}") for key in _MEASURED]
+                found.append([label or self._phase, *price, *measured, epoch, at, self._phase])
+        return found

@@ -106,7 +106,7 @@ def test_the_row_of_a_step_comes_before_its_checkpoint(tmp_path):
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     trainer = Trainer(
         max_steps=6, accelerator="cpu", logger=[metrics], log_every_n_steps=2, enable_progress_bar=False,
-        callbacks=[RowBeforeCheckpoint(metrics, 2), Look(), saver], enable_model_summary=False,
+        callbacks=[RowBeforeCheckpoint([metrics], 2), Look(), saver], enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Module(), torch.utils.data.DataLoader(range(6)))
     assert seen == {step: step // 2 for step in range(1, 7)}
