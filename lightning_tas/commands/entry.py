@@ -3,38 +3,57 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from lightning_tas.errors import Stopped, UserError
+from lightning_tas.launch import group
 
 HELP = ("-h", "--help", "help")
-INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
     """Run `command` (fit, evaluate, export) with `argv` (default: the process's arguments); return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _wait_politely()
+    if any(argument in HELP for argument in arguments):
+        from lightning_tas.commands.help import text
+
+        sys.stdout.write(text(command))
+        return 0
+    _one_voice()
     try:
-        if any(argument in HELP for argument in arguments):
-            from lightning_tas.commands.help import text
-
-            sys.stdout.write(text(command))
-            return 0
-        from lightning_tas.commands.compose import config_from
-
-        config = config_from(command, arguments)
-        importlib.import_module(f"lightning_tas.commands.{command}").run(config)
+        group.meet()
+        group.together(lambda: _run(command, arguments))
+        return 0
     except UserError as error:
         # One line, also where it quotes what a library wrote on several.
-        return _end(command, " ".join(str(error).split()), 2)
+        return _end(command, error, " ".join(str(error).split()), 2)
     except Stopped as stopped:
-        return _end(command, str(stopped), stopped.status)
-    except KeyboardInterrupt:
-        return _end(command, "interrupted", INTERRUPTED)
-    return 0
+        return _end(command, stopped, str(stopped), stopped.status)
+    except KeyboardInterrupt as interrupt:
+        return _end(command, interrupt, "interrupted", group.INTERRUPTED)
+    finally:
+        group.leave()
+
+
+def _run(command: str, arguments: Sequence[str]) -> None:
+    from lightning_tas.commands.compose import config_from
+
+    config = config_from(command, arguments)
+    importlib.import_module(f"lightning_tas.commands.{command}").run(config)
+
+
+def _one_voice() -> None:
+    """Of several processes only the first one warns; an error that only another knows is printed there all the same."""
+    if group.rank() == 0:
+        return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # heeded when torch is loaded
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
 
 
 def _wait_politely() -> None:
@@ -47,7 +66,9 @@ def _wait_politely() -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _end(command: str, message: str, status: int) -> int:
+def _end(command: str, error: BaseException, message: str, status: int) -> int:
     sys.stdout.flush()
-    sys.stderr.write(f"lightning_tas.{command}: {message}\n")
+    if group.speaks(error):
+        sys.stderr.write(f"lightning_tas.{command}: {message}\n")
+        sys.stderr.flush()
     return status

@@ -14,8 +14,9 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
 from lightning_tas.errors import Stopped, UserError
+from lightning_tas.launch import group
 from lightning_tas.launch.files import write_text
-from lightning_tas.launch.run_folder import RunFolder, global_rank, recipe_folder
+from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.study import FINISHED, Study, read_study
 from lightning_tas.launch.trainer import check_trainer, world_size
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from lightning_tas.commands.phases import Context
     from lightning_tas.data import TASDataModule
 
-INTERRUPTED, TERMINATED = 130, 143  # 128 + signal, as shells say it
+TERMINATED = 143  # 128 + signal, as shells say it
 # What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
 NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config", "checkpoint")
 NOT_HASHED_DATA = ("num_workers", "pin_memory")
@@ -38,50 +39,68 @@ def config_hash(config: Config) -> str:
 
 def run(config: Config) -> None:
     """Run a study, or print its plan (`plan=true`). Raises UserError before anything is written."""
-    from lightning_tas.commands import build, phases, plan
+    from lightning_tas.commands import build, phases
 
     if config.plan:
-        plan.show(config)
+        from lightning_tas.commands import plan
+
+        if group.rank() == 0:
+            plan.show(config)
         return
-    folder = locate(config)
+    check_trainer(config.trainer, config.train)
+    group.join(config.trainer.accelerator)
+    folder = group.first(lambda: locate(config))
     phases.check(config)
-    check_trainer(config.trainer)
     data = build.data(config)
     data.load()  # a missing data set ends the command here, with nothing written
     settings = config.trainer
     data.check_batches(world_size(settings), settings.limit_train_batches, settings.limit_val_batches)
     phases.check_selection(config, data)
     made = folder.missing()
-    folder.create()
-    with folder.locked() if global_rank() == 0 else nullcontext():
-        if global_rank() == 0 and config.resume is None and folder.study.exists():
+    group.barrier()  # no process has found a mistake
+    main = group.rank() == 0
+    if main:
+        folder.create()
+    with folder.locked() if main else nullcontext():
+        if main and config.resume is None and folder.study.exists():
             raise _used(folder)  # by a run that was begun under the same name a moment ago
-        _run_locked(config, folder, data, made)
+        _run_locked(config, folder, data, made if main else [])
 
 
 def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: list[Path]) -> None:
     """Run the phases; on a user's mistake, remove the folders just `made` if no phase has finished."""
     from lightning_tas.commands import phases
 
-    main = global_rank() == 0
-    if main and not folder.study.exists():
+    if group.rank() == 0 and not folder.study.exists():
         write_text(folder.config, to_yaml(config))  # first: whatever has a study can be resumed from its configuration
-    study = Study(folder.study, config.phases, config_hash(config), write=main)
+    study = group.first(lambda: Study(folder.study, config.phases, config_hash(config), group.rank() == 0))
+    study.write = group.rank() == 0
     context = phases.Context(config, folder, study, data_module=data)
-    if main:
-        say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
+    say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
     try:
         _run_phases(context)
-        if main:
-            say(f"written to {folder.path}")  # again, below the progress bars
-    except UserError:
-        # A mistake that only a phase could see (no architecture within the limits, say): leave nothing half-written.
-        if main and made and not any(study.status(index) == FINISHED for index in range(len(config.phases))):
-            folder.remove(made)
-        raise
-    except (KeyboardInterrupt, SIGTERMException) as signal:
-        status = INTERRUPTED if isinstance(signal, KeyboardInterrupt) else TERMINATED
-        raise Stopped(f"stopped; python -m lightning_tas.fit resume={folder.path} continues it", status) from None
+        say(f"written to {folder.path}")  # again, below the progress bars
+    except (Exception, KeyboardInterrupt, SIGTERMException) as error:
+        ending = group.settle(_told(error, folder))
+        finished = any(study.status(index) == FINISHED for index in range(len(config.phases)))
+        if made and isinstance(ending, UserError) and not finished:
+            folder.remove(made)  # a mistake that only a phase could see leaves nothing half-written
+        if ending is error:
+            raise
+        raise ending from None
+
+
+def _told(error: BaseException, folder: RunFolder) -> BaseException:
+    """What a run ends with: signals and lost processes say how it goes on, everything else is `error` itself."""
+    after = f"python -m lightning_tas.fit resume={folder.path} continues it"
+    if isinstance(error, KeyboardInterrupt):
+        return Stopped(f"stopped; {after}", group.INTERRUPTED)
+    if isinstance(error, SIGTERMException):
+        return Stopped(f"stopped; {after}", TERMINATED)
+    if group.is_lost(error):
+        reason = " ".join(str(error).split())
+        return Stopped(f"lost another process of this run ({reason}); {after}", 1)
+    return error
 
 
 def _run_phases(context: Context) -> None:
@@ -94,22 +113,26 @@ def _run_phases(context: Context) -> None:
             continue
         context.index = index
         study.start(index)
-        if context.main:
-            say(f"phase {index + 1}/{len(names)}: {name}")
-        study.finish(index, PHASES[name](context))
+        say(f"phase {index + 1}/{len(names)}: {name}")
+        # Where only rank 0 has something to do (the selection), the others wait here for it, or for its error.
+        study.finish(index, group.broadcast(PHASES[name](context)))
+        group.barrier()
 
 
 def locate(config: Config) -> RunFolder:
     """The run folder: a new one, or that of the run to continue."""
+    begun = RunFolder.begun()
+    if begun is not None:
+        return begun
     if config.resume is not None and config.resume != "auto":
         return RunFolder(_run_of(Path(config.resume)))
-    if config.resume == "auto" and config.run is None:
+    folder = RunFolder.locate(config.output_dir, config.recipe, config.run, config.seed)
+    if config.resume == "auto" and config.run is None and not folder.study.exists():
         unfinished = newest_unfinished(config)
         if unfinished is not None:
             return unfinished
-    folder = RunFolder.locate(config.output_dir, config.recipe, config.run, config.seed)
     used = folder.path.is_dir() and any(folder.path.iterdir())
-    if config.resume is None and used and global_rank() == 0:
+    if config.resume is None and used:
         raise _used(folder)
     return folder
 

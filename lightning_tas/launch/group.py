@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import environment
@@ -51,9 +51,11 @@ class Failure:
 
     def error(self) -> UserError | Stopped:
         """The error that every other process ends with."""
-        if self.kind == "user":
-            return UserError(self.message)
-        return Stopped(self.message, self.status)
+        error = UserError(self.message) if self.kind == "user" else Stopped(self.message, self.status)
+        agreed(error)
+        if self.kind == "bug":
+            error.lightning_tas_silent = True  # type: ignore[union-attr]  # its process shows the traceback
+        return error
 
 
 class Line:
@@ -119,7 +121,7 @@ class Line:
             raise Stopped(f"another process of this run did not answer for {AGREE_SECONDS:.0f} s", 1)
         failure = self.failure()
         if failure is not None and not ready():
-            raise agreed(failure.error())
+            raise failure.error()
 
 
 _line: Line | None = None
@@ -208,6 +210,14 @@ def broadcast(value: T) -> T:
     return value if line is None else line.broadcast(value)
 
 
+def first(function: Callable[[], T]) -> T:
+    """What `function` returns on rank 0, where alone it runs; processes that Lightning has just started run it too."""
+    line = _current()
+    if line is None:
+        return function()
+    return line.broadcast(function() if line.rank == 0 else cast(T, None))
+
+
 def barrier() -> None:
     """Wait for all processes; raises their error when one of them has failed."""
     line = _current()
@@ -244,18 +254,27 @@ def settle(error: BaseException) -> BaseException:
         return error
     if failure.rank == line.rank:
         return agreed(error)
-    return agreed(failure.error())
+    return failure.error()
 
 
 def speaks(error: BaseException) -> bool:
     """Whether this process is the one that prints `error`: one does, of all that end with it."""
     line = _current()
+    if getattr(error, "lightning_tas_silent", False):
+        return False
     if line is None or not is_agreed(error):
         return True
     try:
         return line.tell()
     except RuntimeError:
         return line.rank == 0
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a collective ended with `error` because another process is gone."""
+    text = str(error).lower()
+    lost = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited", "nccl")
+    return isinstance(error, RuntimeError) and size() > 1 and any(sign in text for sign in lost)
 
 
 def agreed(error: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.launch import environment, group
 from lightning_tas.launch.files import make_folder
 
-# Children that Lightning launches inherit the environment: rank 0 names the run, they find it here.
+# Processes that Lightning starts inherit the environment: rank 0 chose the run's folder, they find it here.
 RUN_VARIABLE = "LIGHTNING_TAS_RUN"
 LOCK_SECONDS = 10
 
@@ -31,15 +31,8 @@ def global_rank() -> int:
 
 
 def default_run_name(seed: int) -> str:
-    """Slurm job id, else time and seed chosen by rank 0; processes that Lightning starts find it in the environment."""
-    slurm = environment.slurm_run_name()
-    if slurm is not None:
-        return slurm
-    if group.rank() > 0:
-        if RUN_VARIABLE not in os.environ:
-            raise UserError("run: several processes need one name for their run folder; give run=NAME")
-        return os.environ[RUN_VARIABLE]
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
+    """Slurm job id, else time and seed."""
+    return environment.slurm_run_name() or f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
 
 
 def recipe_folder(output_dir: str | Path, recipe: str) -> Path:
@@ -61,6 +54,12 @@ class RunFolder:
             raise UserError(f"run: {name!r} is not a folder name; valid: letters, digits and any of . _ + = -")
         return cls(recipe_folder(output_dir, recipe) / name)
 
+    @classmethod
+    def begun(cls) -> RunFolder | None:
+        """The folder that rank 0 has chosen, in a process that Lightning started; None elsewhere."""
+        chosen = os.environ.get(RUN_VARIABLE)
+        return cls(Path(chosen)) if chosen and group.rank() > 0 and group.size() == 1 else None
+
     def create(self) -> RunFolder:
         """Make the folder and tell the processes launched from this one which it is.
 
@@ -68,7 +67,7 @@ class RunFolder:
             UserError: something that is not a folder stands in the way, or it may not be written.
         """
         make_folder(self.path)
-        os.environ[RUN_VARIABLE] = self.path.name
+        os.environ[RUN_VARIABLE] = str(self.path)
         return self
 
     @contextlib.contextmanager

@@ -33,7 +33,7 @@ class Study:
     """
 
     def __init__(self, path: Path, phases: list[str], config_hash: str, write: bool = True) -> None:
-        self.path, self._write = path, write
+        self.path, self.write = path, write
         if path.exists():
             self._adopt(read_study(path), phases, config_hash)
         else:
@@ -55,7 +55,7 @@ class Study:
         self.record = record
 
     def _save(self) -> None:
-        if self._write:
+        if self.write:
             write_json(self.path, self.record)
 
     @property
