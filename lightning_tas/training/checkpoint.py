@@ -2,8 +2,8 @@
 
 A checkpoint is Lightning's file plus one entry, `KEY`, of primitives: the kind of network, its space or architecture,
 its build options, the recipe, seed, candidates and class names; ``torch.load(weights_only=True)`` reads it. Where the
-weights were averaged (EMA), ``state_dict`` holds the average and ``current_model_state`` the live weights, as Lightning
-lays them down, and what is loaded here says which of the two it is.
+weights were averaged, the entry `EMA` holds the average; ``state_dict`` always holds the live weights. What is loaded
+here says which of the two it is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticViT, NetOptions, load_checkpoint_file, load_weights, network, supernet
 
 KEY = "lightning_tas"
+EMA = "ema_state"
 VERSION = 1
 PREFIX = "net."
 """How the LightningModules name the network's parameters in ``state_dict``."""
@@ -80,12 +81,11 @@ def weights_of(content: Mapping[str, Any], weights: Weights, path: str | Path) -
     """The network's own state dict, and which weights it is: "ema" or "live". "auto" is EMA where there is one."""
     if weights not in ("auto", "ema", "live"):
         raise unknown("weights", weights, ("auto", "ema", "live"))
-    averaged = content[KEY]["weights"] == "ema"
-    if weights == "ema" and not averaged:
+    if weights == "ema" and EMA not in content:
         raise UserError(f"ckpt: {path} holds no averaged weights (train.ema was off)")
-    source = "current_model_state" if averaged and weights == "live" else "state_dict"
-    state = {k.removeprefix(PREFIX): v for k, v in content[source].items() if k.startswith(PREFIX)}
-    return state, "ema" if averaged and weights != "live" else "live"
+    which = "ema" if EMA in content and weights != "live" else "live"
+    source = content[EMA]["average"] if which == "ema" else content["state_dict"]
+    return {k.removeprefix(PREFIX): v for k, v in source.items() if k.startswith(PREFIX)}, which
 
 
 def load_supernet(path: str | Path, weights: Weights = "auto") -> LoadedSupernet:

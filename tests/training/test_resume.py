@@ -113,7 +113,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert {-8, -16, -24} <= whole.seen.keys() and -24 in rest.seen
     want = torch.load(tmp_path / "whole" / "step=20.ckpt", weights_only=True)
     got = torch.load(tmp_path / "rest" / "step=20.ckpt", weights_only=True)
-    for key in ("state_dict", "current_model_state", "averaging_state", "optimizer_states", "lr_schedulers"):
+    for key in ("state_dict", "ema_state", "optimizer_states", "lr_schedulers"):
         same(got[key], want[key], key)
     for key in ("state_dict", "optimizer_states"):
         got, want = (torch.load(tmp_path / name / "end.ckpt", weights_only=True)[key] for name in ("rest", "whole"))
