@@ -160,6 +160,9 @@ def prepare_deepspeed(on_cpu: bool) -> None:
             "trainer.strategy: DeepSpeed is not installed (pip install deepspeed); valid without it: auto, ddp"
         ) from None
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
+    logging.getLogger("pytorch_lightning.strategies.deepspeed").setLevel(logging.WARNING)  # each rank says hello
+    # DeepSpeed 0.19 on torch 2.14: not ours to change.
+    warnings.filterwarnings("ignore", message=r".*torch\.distributed\.\w+` is deprecated")
     if on_cpu:
         if get_accelerator().device_name() != "cpu":
             from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -188,6 +191,11 @@ class ZeroStrategy(DeepSpeedStrategy):
         """Lightning has divided the loss by the number of accumulated batches; the engine must not do it again."""
         return super().backward(closure_loss, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Nothing to block: away from the end of a step, the engine reduces what its stage has to."""
+        yield
+
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Every rank writes its shards into a hidden neighbour; once all have, rank 0 renames it. Collective."""
         target = Path(self.broadcast(filepath))
@@ -206,6 +214,12 @@ class ZeroStrategy(DeepSpeedStrategy):
 
 class CPUZeroStrategy(ZeroStrategy):
     """The same on CPU, by gloo; on CUDA it is `ZeroStrategy`."""
+
+    @property
+    def root_device(self) -> torch.device:
+        """The CPU with an index, because the engine asks for one; tensors put there lie on "cpu"."""
+        device = super().root_device
+        return torch.device("cpu", 0) if device.type == "cpu" else device
 
     def setup_environment(self) -> None:
         """As DDP sets its environment up."""

@@ -10,7 +10,7 @@ d width of the sub-network, h heads of 64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -189,6 +189,21 @@ class ElasticViT(ImageNetwork):
         if arch is None:
             raise ValueError("a supernet holds no current sub-network: call net(x, arch) with an architecture")
         return self.forward_head(self.forward_features(x, arch))
+
+    def touch(self, archs: Sequence[Architecture]) -> Tensor:
+        """Zero, as a scalar, with a graph through every parameter that no network of `archs` uses.
+
+        Added to a loss it changes no value and gives those parameters gradients of exactly zero: what ZeRO-3 needs,
+        which otherwise applies an earlier step's gradients again. Blocks are the only parts that networks leave out;
+        each one costs a pass of a single image of zeros, at its full size.
+        """
+        total = self.cls_token.new_zeros(())
+        tokens = 1 + self.grid_size[0] * self.grid_size[1]
+        x = torch.zeros(1, tokens, self.embed_dim, device=total.device, dtype=total.dtype)
+        size = (int(self.allocated["num_heads"]), float(self.allocated["mlp_ratio"]))
+        for block in self.blocks[max((arch.depth for arch in archs), default=0) :]:
+            total = total + 0.0 * block(x, *size, self.bias_rule).sum(dtype=torch.float32)
+        return total
 
     @torch.no_grad()
     def subnet_state(self, arch: Architecture) -> dict[str, Tensor]:

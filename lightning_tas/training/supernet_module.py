@@ -1,14 +1,18 @@
 """Training a weight-sharing supernet: each step trains the architectures that a sampler gives for it.
 
 The loss of a step is the mean over its architectures, with one backward of their sum (right under DDP and ZeRO, and
-what PreNAS's "loss divided by the number of nets" and S3's sandwich ask for). Blocks that no architecture of a step
-uses get no gradient, and AdamW leaves them alone.
+what PreNAS's "loss divided by the number of nets" and S3's sandwich ask for); `train.memory_lean` keeps the activations
+of one network at a time. Blocks that no architecture of a step uses get no gradient, or a gradient of zero: see
+`train.unused`. Under ZeRO-3 a pass through them adds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+import torch
+from torch import Tensor
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
@@ -19,6 +23,7 @@ from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticViT
 from lightning_tas.training.checkpoint import initialise
 from lightning_tas.training.config import TrainConfig
+from lightning_tas.training.lean import lean_mean
 from lightning_tas.training.module import ClassifierModule
 
 _MEMORY = 4096
@@ -102,6 +107,22 @@ class SupernetModule(ClassifierModule):
         if self._report is None:
             self._report = space_labels(self.net)
         return self._report
+
+    def mean_loss(self, images: Tensor, targets: Tensor, archs: Sequence[Architecture | None]) -> Tensor:
+        """See `ClassifierModule`; smaller networks first with `train.memory_lean`."""
+        known = cast(Sequence[Architecture], archs)
+        if self.train_config.memory_lean and len(known) > 1 and torch.is_grad_enabled():
+            ordered = sorted(known, key=self._size)
+            losses = ((lambda arch=arch: self.criterion(self(images, arch), targets)) for arch in ordered)
+            return lean_mean(losses, len(ordered), self.net.parameters())
+        loss = super().mean_loss(images, targets, archs)
+        # ZeRO-3 applies an earlier step's gradients again to parameters that get none.
+        return loss + self.net.touch(known) if self._sharded and torch.is_grad_enabled() else loss
+
+    @property
+    def _sharded(self) -> bool:
+        """Whether ZeRO-3 holds the parameters."""
+        return self._trainer is not None and getattr(self._trainer.strategy, "zero_stage_3", False)
 
     def mean_params(self, archs: Sequence[Architecture | None]) -> float:
         return sum(self._size(cast(Architecture, arch)) for arch in archs) / len(archs)
