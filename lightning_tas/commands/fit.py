@@ -15,6 +15,7 @@ from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
+from lightning_tas.launch.agreement import compare, flat
 from lightning_tas.launch.files import write_text
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.study import FINISHED, Study, read_study
@@ -28,6 +29,8 @@ TERMINATED = 143  # 128 + signal, as shells say it
 # What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
 NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config", "checkpoint")
 NOT_HASHED_DATA = ("num_workers", "pin_memory")
+# What may differ between the nodes of a run.
+OF_A_NODE = ("data.root", "data.num_workers", "data.pin_memory")
 
 
 def config_hash(config: Config) -> str:
@@ -49,6 +52,7 @@ def run(config: Config) -> None:
         return
     check_trainer(config.trainer, config.train)
     group.join(config.trainer.accelerator)
+    compare("launch", flat(asdict(config), leave_out=OF_A_NODE))
     folder = group.first(lambda: locate(config))
     phases.check(config)
     data = build.data(config)
