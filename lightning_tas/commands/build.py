@@ -17,6 +17,7 @@ from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
 from lightning_tas.launch.results import find_checkpoint, pick, read_architectures
 from lightning_tas.launch.run_folder import RunFolder
+from lightning_tas.launch.strategies import unused_semantics
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.trainer import world_size
 from lightning_tas.randomness import derive
@@ -94,7 +95,7 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
     net = supernet(config, source, selection)
     needs_candidates = config.sampler.name in ("preferred", "balanced")
     sampler = None if needs_candidates else build_sampler(config.sampler, net.space, None, config.seed)
-    return SupernetModule(
+    module = SupernetModule(
         net,
         sampler,
         config.train,
@@ -103,6 +104,8 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
         sampler_config=config.sampler,
         class_names=source.class_names,
     )
+    module.unused = unused_semantics(config.train, config.trainer.strategy)
+    return module
 
 
 def one_architecture(config: Config, study: Study, folder: RunFolder) -> tuple[str, Architecture]:
@@ -170,9 +173,11 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
     else:
         with seeded(config.seed, "init"):
             net = make_network(arch, **network_options(config, source))
-    return RetrainModule(
+    module = RetrainModule(
         net, config.train, global_batch=global_batch(config), seed=config.seed, class_names=source.class_names
     )
+    module.unused = unused_semantics(config.train, config.trainer.strategy)
+    return module
 
 
 def device(config: Config) -> torch.device:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lightning_tas.commands.phases import Context
     from lightning_tas.data import TASDataModule
 
-TERMINATED = 143  # 128 + signal, as shells say it
 # What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
 NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config", "checkpoint")
 NOT_HASHED_DATA = ("num_workers", "pin_memory")
@@ -100,7 +99,7 @@ def _told(error: BaseException, folder: RunFolder) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         return Stopped(f"stopped; {after}", group.INTERRUPTED)
     if isinstance(error, SIGTERMException):
-        return Stopped(f"stopped; {after}", TERMINATED)
+        return Stopped(f"stopped; {after}", group.TERMINATED)
     if group.is_lost(error):
         reason = " ".join(str(error).split())
         return Stopped(f"lost another process of this run ({reason}); {after}", 1)

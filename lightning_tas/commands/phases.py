@@ -6,9 +6,9 @@ paths relative to the run folder.
 
 from __future__ import annotations
 
+import contextlib
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,25 @@ from lightning_tas.callbacks.preferred_selection import PreferredSelection, as_s
 from lightning_tas.commands import build
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
+from lightning_tas.commands.facts import facts
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
-from lightning_tas.launch import provenance
+from lightning_tas.launch import group, provenance
+from lightning_tas.launch.checkpoints import newest_whole
 from lightning_tas.launch.files import write_json
-from lightning_tas.launch.loggers import check_loggers
+from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
 from lightning_tas.launch.run_folder import RunFolder, global_rank
 from lightning_tas.launch.study import Study
-from lightning_tas.launch.trainer import FINAL, LAST, build_trainer
+from lightning_tas.launch.trainer import FINAL, build_trainer
 from lightning_tas.search import Selection
 from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.checkpoint import load_supernet
+from lightning_tas.training.module import ClassifierModule
+from lightning_tas.training.supernet_module import SupernetModule
 
 Outputs = dict[str, Any]
 
@@ -53,6 +57,10 @@ class Context:
     index: int = 0
     started: float = field(default_factory=time.monotonic)
     data_module: TASDataModule | None = None
+    loggers: RunLoggers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loggers = RunLoggers(self.config, self.folder)
 
     @property
     def data(self) -> TASDataModule:
@@ -76,7 +84,9 @@ def select(context: Context) -> Outputs:
         selection = make_selection(net, config.select, config.seed, context.data.selection_batch)
         record = selection.to_dict()
         write_json(path, record)
-        save_figure(allocation_per_layer(selection.labels, selection.archs), context.folder.path / "allocation.png")
+        picture = context.folder.path / "allocation.png"
+        save_figure(allocation_per_layer(selection.labels, selection.archs), picture)
+        context.loggers.log_selection(record, picture)
         say(selection_table(selection))
     return {"selection": path.name}
 
@@ -112,7 +122,7 @@ def retrain(context: Context) -> Outputs:
     config = context.config
     label, arch = build.one_architecture(config, context.study, context.folder)
     module = build.retrain_module(config, context.data, arch)
-    trainer = _fit(context, "retrain", module, module.callbacks())
+    trainer = _fit(context, "retrain", module)
     outputs = _checkpoint_outputs(context, "retrain", trainer)
     began = time.monotonic()
     accuracies = _measure(context, module.net, {label: None})
@@ -175,41 +185,51 @@ def check_selection(config: Config, data: TASDataModule) -> None:
             raise as_setting(error) from None
 
 
-def _fit(context: Context, phase: str, module: Any, callbacks: list[Callback]) -> Trainer:
+def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequence[Callback] = ()) -> Trainer:
     """Run `Trainer.fit` for this phase, continuing its last checkpoint if there is one."""
+    config = context.config
     # Without a checkpoint the phase starts again at step 0, whatever it had logged.
-    resumed, step = newest_whole(context.folder.checkpoints(context.index, phase))
-    if resumed is not None and context.main:
+    resumed, step = group.first(lambda: newest_whole(context.folder.checkpoints(context.index, phase)))
+    say(f"{phase}: {facts(config, context.data)}")
+    if resumed is not None:
         say(f"{phase}: continuing {resumed} (step {step})")
-    callbacks = [*callbacks, *module.callbacks()] if hasattr(module, "callbacks") else callbacks
-    trainer = build_trainer(context.config, context.folder, context.index, phase, callbacks, step)
-    try:
-        trainer.fit(module, datamodule=context.data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
-    except SystemExit:
-        _if_stopped(trainer)
-        raise
+    trainer = build_trainer(
+        config,
+        context.folder,
+        context.index,
+        phase,
+        [*callbacks, *module.callbacks()],
+        step,
+        context.loggers,
+        find_unused=_may_leave_unused(module, config),
+    )
+    with _matmul_precision(config.trainer.float32_matmul_precision):
+        try:
+            trainer.fit(module, datamodule=context.data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+        except SystemExit:
+            _if_stopped(trainer)
+            raise
     _if_stopped(trainer)
     return trainer
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, int]:
-    """The newest checkpoint of `folder` that can be read, and its number of updates; (None, 0) if there is none at all.
+def _may_leave_unused(module: ClassifierModule, config: Config) -> bool:
+    """Whether a step may leave parameters out: not a network alone, nor a sandwich as deep as its supernet."""
+    if not isinstance(module, SupernetModule):
+        return False
+    deepest = module.space.largest().depth == int(module.net.allocated["depth"])
+    return not (config.sampler.name == "sandwich" and deepest)
 
-    A machine that went down may leave the last one torn; the one before is whole.
 
-    Raises:
-        UserError: there are checkpoints and all are broken.
-    """
-    found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.name == LAST, path.stat().st_mtime), reverse=True)
-    for path in found:
-        try:
-            return path, int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"])
-        except Exception as error:  # torch.load raises many kinds for a broken file
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            warnings.warn(f"resume: {path} is broken and left out ({reason})", stacklevel=2)
-    if found:
-        raise UserError(f"resume: all checkpoints in {str(folder)!r} are broken; remove them to start the phase again")
-    return None, 0
+@contextlib.contextmanager
+def _matmul_precision(asked: str) -> Iterator[None]:
+    """Train with TF32 or without; selection and measuring compute in full float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(asked)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _if_stopped(trainer: Trainer) -> None:
@@ -279,7 +299,7 @@ def _report(
     if not context.main:
         return
     config, folder = context.config, context.folder
-    write_result(
+    record = write_result(
         folder.result,
         networks,
         recipe=config.recipe,
@@ -302,7 +322,9 @@ def _report(
     top1 = [network.metrics["top1"] for network in networks]
     params, samples = [network.params for network in networks], int(networks[0].metrics["samples"])
     figure = accuracy_over_params(labels, params, {"inherited weights": top1}, samples)
-    save_figure(figure, folder.path / "accuracy.png")
+    picture = folder.path / "accuracy.png"
+    save_figure(figure, picture)
+    context.loggers.log_result(record, picture)
     say(result_table(networks))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from lightning_tas.callbacks.preferred_selection import make_selection
 from lightning_tas.commands import build
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
+from lightning_tas.commands.facts import Facts, facts
 from lightning_tas.commands.phases import check, selection_table
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
@@ -31,10 +31,8 @@ SAMPLED = 200  # sub-networks drawn to estimate the mean cost of a uniform step
 class Budget:
     """Length and cost of a training phase."""
 
-    global_batch: int
-    steps_per_epoch: int
+    facts: Facts
     epochs: float
-    steps: int
     macs: float
     memory: StepMemory
 
@@ -99,38 +97,26 @@ def budget(config: Config, data: TASDataModule, net: Any, preferred: Sequence[Ar
 def _budget(
     config: Config, data: TASDataModule, net: Any, archs: Sequence[Architecture], largest: Architecture | None
 ) -> Budget:
-    settings = config.trainer
-    processes = world_size(settings)
-    batch = build.global_batch(config)
-    per_epoch = data.steps_per_epoch(processes)
-    limit = settings.limit_train_batches
-    if limit is not None:
-        per_epoch = min(per_epoch, limit) if isinstance(limit, int) else int(per_epoch * limit)
-    per_epoch = math.ceil(per_epoch / settings.accumulate_grad_batches)
-    steps = settings.max_epochs * per_epoch
-    if settings.max_steps and settings.max_steps > 0:
-        steps = min(steps, settings.max_steps)
+    found = facts(config, data)
     mean = sum(float(cost(arch, net).macs) for arch in archs) / len(archs)
     per_step = config.sampler.middle + 2 if config.sampler.name == "sandwich" else 1
-    narrow = 2 if str(settings.precision).startswith(("16", "bf16")) else 4
+    narrow = 2 if found.precision.startswith(("16", "bf16")) else 4
     memory = step_memory(net, largest, config.data.batch_size, narrow)
-    return Budget(
-        batch,
-        per_epoch,
-        steps / per_epoch,
-        steps,
-        TRAINING_OVER_FORWARD * mean * per_step * batch * steps,
-        memory,
-    )
+    macs = TRAINING_OVER_FORWARD * mean * per_step * found.global_batch * found.steps
+    return Budget(found, found.steps / found.steps_per_epoch, macs, memory)
 
 
 def budget_table(found: Budget) -> str:
     """The budget as text, a quantity a line."""
     rows = [
-        ["global batch [images]", f"{found.global_batch:,}"],
+        ["processes", f"{found.facts.processes:,}"],
+        ["global batch [images]", f"{found.facts.global_batch:,}"],
+        ["peak learning rate", f"{found.facts.peak_lr:g}"],
         ["epochs", f"{found.epochs:g}"],
-        ["steps per epoch", f"{found.steps_per_epoch:,}"],
-        ["steps", f"{found.steps:,}"],
+        ["steps per epoch", f"{found.facts.steps_per_epoch:,}"],
+        ["steps", f"{found.facts.steps:,}"],
+        ["strategy", found.facts.strategy],
+        ["unused parameters", found.facts.unused],
         ["training MACs [P]", f"{found.macs / 1e15:.4g}"],
         ["memory per process [GB]", f"{found.memory.total / 1e9:.3g}"],
         ["  of it activations [GB]", f"{found.memory.activations / 1e9:.3g}"],

@@ -8,23 +8,25 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lightning_tas.errors import UserError
 from lightning_tas.launch import environment
+from lightning_tas.launch.checkpoint_io import AtomicCheckpointIO
+from lightning_tas.launch.checkpoints import RunCheckpoints
 from lightning_tas.launch.loggers import RunLoggers
 from lightning_tas.launch.run_folder import RunFolder
+from lightning_tas.launch.strategies import build_strategy, check_strategy, prepare_deepspeed
 
 if TYPE_CHECKING:
-    from lightning_tas.commands.config import CheckpointConfig, Config, TrainerConfig
+    from lightning_tas.commands.config import Config, TrainerConfig
+    from lightning_tas.training.config import TrainConfig
 
-LAST = "last.ckpt"
 FINAL = "final.ckpt"
 
 
@@ -58,60 +60,33 @@ class _NoTips(logging.Filter):
 _no_tips = _NoTips()
 
 
-def checkpoint_callbacks(folder: Path, settings: CheckpointConfig) -> list[Callback]:
-    """Keep the newest `keep_last` checkpoints and `last.ckpt`.
-
-    Saved every `every_n_epochs`, and every `every_n_steps` where asked: a step checkpoint in the middle of an epoch
-    resumes exactly, because all randomness is a function of counters.
-    """
-
-    def saver(**when: Any) -> ModelCheckpoint:
-        # monitor=step, mode=max: the newest ones are the best ones.
-        return ModelCheckpoint(
-            dirpath=folder,
-            filename="{epoch:04d}-{step:07d}",
-            monitor="step",
-            mode="max",
-            save_top_k=settings.keep_last,
-            save_last=True,
-            enable_version_counter=False,
-            **when,
-        )
-
-    savers: list[Callback] = [saver(every_n_epochs=settings.every_n_epochs, save_on_train_epoch_end=True)]
-    if settings.every_n_steps:
-        savers.append(saver(every_n_train_steps=settings.every_n_steps))
-    return savers
+def accelerator(settings: TrainerConfig) -> str:
+    """`trainer.accelerator` with "auto" resolved: "cuda" where this machine has it, else "cpu"."""
+    if settings.accelerator in ("auto", "gpu", "cuda"):
+        return "cuda" if torch.cuda.is_available() or settings.accelerator != "auto" else "cpu"
+    return settings.accelerator
 
 
 def _settings(settings: TrainerConfig) -> dict[str, Any]:
-    """`trainer.*` as Lightning's arguments."""
+    """`trainer.*` as Lightning's arguments, but for the strategy."""
     given: dict[str, Any] = asdict(settings)
     given["devices"], given["num_nodes"] = environment.fill_in(settings)
-    given["plugins"] = [plugin for plugin in (environment.cluster(),) if plugin is not None]
-    if settings.strategy == "auto" and world_size(settings) > 1:
-        # A supernet step leaves blocks unused: DDP has to look for them.
-        given["strategy"] = "ddp_find_unused_parameters_true"
     if given["max_steps"] is None:
         given["max_steps"] = -1
     del given["float32_matmul_precision"]  # a setting of torch, not of Lightning
+    del given["strategy"]
     return given
 
 
-def check_trainer(settings: TrainerConfig) -> None:
-    """Refuse, before anything is written, what Lightning would refuse when it starts.
+def check_trainer(settings: TrainerConfig, train: TrainConfig) -> None:
+    """Refuse, before anything is written, what would train wrongly and what Lightning would refuse when it starts.
 
     Raises:
-        UserError: with Lightning's reason, for example an accelerator that this machine does not have.
+        UserError: with the reason, for example an accelerator that this machine does not have.
     """
-    if str(settings.strategy).startswith("deepspeed"):
-        try:
-            import deepspeed  # noqa: F401  # only whoever asks for it pays for importing it
-        except ImportError:
-            raise UserError(
-                f"trainer.strategy: {settings.strategy!r} needs the package deepspeed (pip install deepspeed); "
-                "valid without it: auto, ddp"
-            ) from None
+    check_strategy(settings.strategy, train, accelerator(settings), settings.precision)
+    if settings.strategy.startswith("deepspeed"):
+        prepare_deepspeed(accelerator(settings) == "cpu")
     if settings.num_nodes > 1 and not environment.launched():
         raise UserError(
             f"trainer.num_nodes: {settings.num_nodes} needs a launcher on every node, or this one would wait for the "
@@ -120,7 +95,13 @@ def check_trainer(settings: TrainerConfig) -> None:
     try:
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            Trainer(**_settings(settings), logger=False, enable_checkpointing=False, enable_progress_bar=False)
+            Trainer(
+                **_settings(settings),
+                strategy="auto",
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+            )
     except (MisconfigurationException, ImportError, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"trainer: Lightning refuses these settings: {reason}") from None
@@ -145,19 +126,29 @@ def build_trainer(
     callbacks: Sequence[Callback] = (),
     restored_step: int | None = None,
     loggers: RunLoggers | None = None,
+    find_unused: bool = True,
 ) -> Trainer:
-    """The Trainer of phase `index`; `config.trainer` fields go to Lightning under Lightning's own names."""
+    """The Trainer of phase `index`; `config.trainer` fields go to Lightning under Lightning's own names.
+
+    `find_unused`: whether a step may leave parameters without a gradient, for which DDP has to look then.
+    """
+    settings = config.trainer
     loggers = loggers or RunLoggers(config, folder)
-    given = _settings(config.trainer)
+    strategy = build_strategy(settings.strategy, world_size(settings), accelerator(settings), find_unused)
+    plugins: list[Any] = [plugin for plugin in (environment.cluster(),) if plugin is not None]
+    if not settings.strategy.startswith("deepspeed"):
+        plugins.append(AtomicCheckpointIO())  # DeepSpeed writes for itself
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_no_tips)
     made = loggers.for_phase(phase, index, restored_step)
     return Trainer(
-        **given,
+        **_settings(settings),
+        strategy=strategy,
+        plugins=plugins,
         logger=made,
         callbacks=[
             *callbacks,
             *loggers.callbacks(),
-            *checkpoint_callbacks(folder.checkpoints(index, phase), config.checkpoint),
+            RunCheckpoints(folder.checkpoints(index, phase), config.checkpoint),
             ProgressBar(),
         ],
         # Our loaders shard themselves and know the epoch; Lightning's sampler would replace them.
