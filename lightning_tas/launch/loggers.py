@@ -3,6 +3,7 @@
 Made once per job, because W&B has one run for all phases; only rank 0 talks to it:
 
     loggers = RunLoggers(config, folder)                        # touches nothing yet
+    loggers.start()                                             # optional: begin the W&B run now, not at the first row
     Trainer(
         logger=loggers.for_phase("supernet", index, restored_step),
         callbacks=[..., *loggers.callbacks()],                  # of the phase asked for last
@@ -67,6 +68,11 @@ class RunLoggers:
             self.wandb = WandbRun(config, folder)
         self._callbacks: list[Callback] = []
 
+    def start(self) -> None:
+        """Begin the W&B run, if there is to be one, with its message; otherwise it begins with the first phase."""
+        if self.wandb is not None:
+            self.wandb.start()
+
     def for_phase(self, phase: str, index: int = 0, restored_step: int | None = None) -> list[Logger]:
         """The loggers of one phase; the first writes `metrics.csv`.
 
@@ -75,6 +81,7 @@ class RunLoggers:
             index: its place in `config.phases`.
             restored_step: rows of this phase from this step on are dropped (None: keep all).
         """
+        self.start()
         metrics = RunMetrics(self.folder.metrics, phase, restored_step)
         made: list[Logger] = [metrics]
         self._callbacks = [Throughput()]

@@ -38,7 +38,7 @@ AXES = ("train", "val", "select", "search", "system")
 """Each of these first parts of a metric's name has its own x axis, `<name>/step`."""
 ID_LENGTH = 100
 """W&B allows 128 characters, also for the names of artifacts, which begin with a word of ours."""
-INIT_SECONDS, FINISH_SECONDS = 30, 60
+INIT_SECONDS, FINISH_SECONDS = 20, 60
 """How long W&B may take to begin a run online, and to send what is left at its end (the rest stays in the folder)."""
 NETWORK_COLUMNS = ("network", "params", "macs", "top1", "top5", "loss", "epoch", "step", "phase")
 _MEASURED = ("top1", "top5", "loss")
@@ -100,6 +100,12 @@ class WandbRun:
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Begin the run where it has not begun: before the progress bars, so that its message is seen."""
+        if not self._over:
+            with self._guarded():
+                self._started()
+
     def _started(self) -> Any:
         if self._run is None:
             # Before W&B looks at them: what it keeps until a run is sent belongs to the run.
@@ -121,6 +127,7 @@ class WandbRun:
                     return self._init("online")
                 except Exception as error:  # refused, unfinished, broken: of many kinds
                     why = f"the server did not accept the run ({_first_line(error)})"
+                    _end_service()  # which would refuse the id of a run that it could not begin
             rank_zero_warn(f"wandb: {why}, so this run is logged offline; `wandb sync {self.files}` sends it later")
         else:
             rank_zero_info(f"wandb: logging offline; `wandb sync {self.files}` sends it")
@@ -175,6 +182,8 @@ class WandbRun:
             yield
         except Exception as error:  # its service has died, the disk is full, ...: training goes on
             self._over = True
+            if isinstance(error, OSError):
+                _end_service()  # which is dead: at the end of the program W&B would fail at it again
             rank_zero_warn(f"wandb: {_first_line(error)}; nothing more is logged there, metrics.csv goes on")
 
     # --- logging ----------------------------------------------------------------------------------------------------
@@ -250,6 +259,14 @@ class WandbRun:
             if path is not None and path.exists():
                 artifact.add_file(str(path))
         self._run.log_artifact(artifact)
+
+
+def _end_service() -> None:
+    """End the process in which W&B does its work; it begins another when it needs one."""
+    import wandb
+
+    with contextlib.suppress(Exception):
+        wandb.teardown(exit_code=0)
 
 
 def _layout(arch: Architecture) -> list[Any]:
