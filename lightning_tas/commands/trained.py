@@ -23,6 +23,7 @@ from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.supernets.checkpoints import weights_of
 from lightning_tas.training.checkpoint import KEY, load_network, load_supernet
+from lightning_tas.training.sharded import read_checkpoint
 
 # Width that a released supernet allocates, and the space it belongs to.
 SPACE_OF_WIDTH = {256: "autoformer_tiny", 448: "autoformer_small", 640: "autoformer_base"}
@@ -62,7 +63,7 @@ def load(config: Config) -> Trained:
         return _official(path, config)
     run = run_of(path)
     path = find_checkpoint(path)
-    saved = load_checkpoint_file(path).get(KEY)
+    saved = read_checkpoint(path).get(KEY)
     if not isinstance(saved, Mapping):
         raise UserError(
             f"ckpt: {str(path)!r} was not written by lightning_tas training; "

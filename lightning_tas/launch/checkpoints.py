@@ -21,6 +21,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.errors import UserError
 from lightning_tas.launch.signals import FitSignals
+from lightning_tas.training.sharded import step_of
 
 if TYPE_CHECKING:
     from lightning_tas.commands.config import CheckpointConfig
@@ -183,7 +184,7 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, int]:
+def newest_whole(folder: Path, key: str = "resume") -> tuple[Path | None, int]:
     """The newest checkpoint of `folder` that is whole, and its number of updates; (None, 0) if there is none at all.
 
     Everything is read and compared with its checksums, which torch does not do: on several processes let one call
@@ -197,25 +198,27 @@ def newest_whole(folder: Path) -> tuple[Path | None, int]:
         reason = flaw(path, step)
         if reason is None:
             return path, step
-        warnings.warn(f"resume: {path} is broken and left out ({reason})", stacklevel=2)
+        warnings.warn(f"{key}: {path} is broken and left out ({reason})", stacklevel=2)
     if found:
-        raise UserError(f"resume: all checkpoints in {str(folder)!r} are broken; remove them to start the phase again")
+        raise UserError(f"{key}: all checkpoints in {str(folder)!r} are broken; remove them to start the phase again")
     return None, 0
 
 
 def flaw(path: Path, step: int | None = None) -> str | None:
     """What is wrong with a checkpoint, None if nothing is: unreadable, another checksum, another `step` inside."""
     try:
-        bad = _bad_record(path)
-        if bad is not None:
-            return f"{bad} is damaged"
-        inside = int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+        for file in sorted(path.rglob("*.pt")) if path.is_dir() else [path]:
+            with zipfile.ZipFile(file) as archive:
+                bad = archive.testzip()
+            if bad is not None:
+                return f"{bad} in {file.name} is damaged"
+        inside = _step_of(path)
     except Exception as error:  # zipfile and torch.load raise many kinds for a broken file
         return next(iter(str(error).splitlines()), "") or type(error).__name__
     return None if step is None or inside == step else f"it holds step {inside}"
 
 
-def _bad_record(path: Path) -> str | None:
-    """Name of the first record of a torch file whose checksum is wrong."""
-    with zipfile.ZipFile(path) as archive:
-        return archive.testzip()
+def _step_of(path: Path) -> int:
+    if path.is_dir():
+        return step_of(path)
+    return int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"])

@@ -11,9 +11,11 @@ from typing import Any
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.launch.checkpoints import newest_whole
 from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.study import read_study
 from lightning_tas.search import Selection
+from lightning_tas.training.sharded import is_sharded
 
 # Two runs are identical when everything else in their result.json is.
 NOT_COMPARED = ("timing", "host", "run")
@@ -98,20 +100,23 @@ def pick(archs: Mapping[str, Architecture], name: str, key: str = "arch") -> tup
 
 
 def find_checkpoint(path: Path | str, key: str = "ckpt") -> Path:
-    """The checkpoint that `path` means: the file itself, or the last one that a run folder's phases handed on.
+    """The checkpoint that `path` means: itself (a file, or a folder of DeepSpeed), or the last one of a run's folder.
 
-    A run that is still training, or was stopped, has its newest `last.ckpt` instead.
+    A run's last one is what its phases handed on, or, while it is training or was stopped, its newest whole one.
     """
     path = Path(path)
-    if not path.is_dir():
-        if not path.exists():
-            raise UserError(f"{key}: {str(path)!r} does not exist; give a checkpoint file or the folder of a run")
+    if not path.exists():
+        raise UserError(f"{key}: {str(path)!r} does not exist; give a checkpoint or the folder of a run")
+    if not path.is_dir() or is_sharded(path):
         return path
     study = path / "study.json"
     phases = read_study(study, key)["phases"] if study.exists() else []
     handed = [phase["outputs"]["checkpoint"] for phase in phases if "checkpoint" in phase["outputs"]]
-    found = [path / name for name in reversed(handed) if (path / name).exists()]
-    found += sorted(path.glob("phases/*/checkpoints/last.ckpt"), reverse=True)
-    if not found:
-        raise UserError(f"{key}: {str(path)!r} holds no checkpoint; give a checkpoint file or the folder of a run")
-    return found[0]
+    for name in reversed(handed):
+        if (path / name).exists():
+            return path / name
+    for folder in sorted(path.glob("phases/*/checkpoints"), reverse=True):
+        newest, _ = newest_whole(folder, key)
+        if newest is not None:
+            return newest
+    raise UserError(f"{key}: {str(path)!r} holds no checkpoint; give a checkpoint or the folder of a run")

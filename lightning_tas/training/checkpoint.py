@@ -1,9 +1,9 @@
 """Networks out of training checkpoints: everything needed to rebuild one is inside, nothing is retyped.
 
-A checkpoint is Lightning's file plus one entry, `KEY`, of primitives: the kind of network, its space or architecture,
-its build options, the recipe, seed, candidates and class names; ``torch.load(weights_only=True)`` reads it. Where the
-weights were averaged, the entry `EMA` holds the average; ``state_dict`` always holds the live weights. What is loaded
-here says which of the two it is.
+A checkpoint is Lightning's file (or, under DeepSpeed, a folder that is read like one) plus one entry, `KEY`, of
+primitives: the kind of network, its space or architecture, its build options, the recipe, seed, candidates and class
+names; ``torch.load(weights_only=True)`` reads it. Where the weights were averaged, the entry `EMA` holds the average;
+``state_dict`` always holds the live weights. What is loaded here says which of the two it is.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.search import Candidate
 from lightning_tas.spaces import SearchSpace
-from lightning_tas.supernets import ElasticViT, NetOptions, load_checkpoint_file, load_weights, network, supernet
+from lightning_tas.supernets import ElasticViT, NetOptions, load_weights, network, supernet
+from lightning_tas.training.entries import EMA, KEY
+from lightning_tas.training.sharded import read_checkpoint
 
-KEY = "lightning_tas"
-EMA = "ema_state"
 VERSION = 1
 PREFIX = "net."
 """How the LightningModules name the network's parameters in ``state_dict``."""
@@ -92,9 +92,9 @@ def load_supernet(path: str | Path, weights: Weights = "auto") -> LoadedSupernet
     """Rebuild the supernet of a training checkpoint, in eval mode on the CPU.
 
     Raises:
-        UserError: the file is missing, broken, or not a supernet's; or EMA weights are asked for and there are none.
+        UserError: it is missing, broken, or not a supernet's; or EMA weights are asked for and there are none.
     """
-    content = load_checkpoint_file(path)
+    content = read_checkpoint(path)
     saved = description(content, "supernet", path)
     state, which = weights_of(content, weights, path)
     net = supernet(SearchSpace.from_dict(saved["space"]), **saved["model"])
@@ -113,7 +113,7 @@ def load_supernet(path: str | Path, weights: Weights = "auto") -> LoadedSupernet
 
 def load_network(path: str | Path, weights: Weights = "auto") -> LoadedNetwork:
     """Rebuild the stand-alone network of a `RetrainModule` checkpoint, in eval mode on the CPU; errors as above."""
-    content = load_checkpoint_file(path)
+    content = read_checkpoint(path)
     saved = description(content, "network", path)
     state, which = weights_of(content, weights, path)
     arch = Architecture.from_dict(saved["arch"])
@@ -131,7 +131,7 @@ def load_network(path: str | Path, weights: Weights = "auto") -> LoadedNetwork:
 
 
 def initialise(net: nn.Module, path: str | Path) -> None:
-    """Start `net` from the weights of a file: a training checkpoint (averaged weights where it has them) or our own
+    """Start `net` from the weights at `path`: a training checkpoint (averaged weights where it has them) or our own
     plain state dict.
 
     A stand-alone network inherits its slice of a supernet's checkpoint. Another patch grid is resampled; a head for
@@ -140,7 +140,7 @@ def initialise(net: nn.Module, path: str | Path) -> None:
     Raises:
         UserError: no such file, or its weights do not fit; `net` is unchanged then.
     """
-    content = load_checkpoint_file(path)
+    content = read_checkpoint(path)
     saved = content.get(KEY)
     if saved is None:
         load_weights(net, content)

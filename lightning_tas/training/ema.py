@@ -13,8 +13,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_tas.training.checkpoint import EMA
 from lightning_tas.training.config import TrainConfig
+from lightning_tas.training.entries import EMA
 
 
 def ema_callbacks(train: TrainConfig) -> list[Callback]:
