@@ -157,6 +157,30 @@ def saved(folder: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[2]), path) for match, path in found), reverse=True)
 
 
+def step_of(path: Path) -> int:
+    """Updates that a checkpoint of this name has seen."""
+    match = NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[2])
+
+
+def named_checkpoint(resume: str | None) -> Path | None:
+    """The checkpoint of a phase that `resume=` names; None where it says auto or names a run.
+
+    Raises:
+        UserError: it is something else inside a run, `final.ckpt` for example, from which nothing can go on.
+    """
+    if resume is None or resume == "auto" or (Path(resume) / "study.json").exists():
+        return None
+    path = Path(resume).resolve()
+    if NAME.fullmatch(path.name) and path.exists():
+        return path
+    raise UserError(
+        f"resume: {resume!r} is not a checkpoint to go on from; valid: auto, a run folder, or one of its "
+        "phases/NN-name/checkpoints/epoch=....-step=.......ckpt"
+    )
+
+
 def prune(folder: Path, step: int, keep: int) -> None:
     """Keep the `keep` newest checkpoints up to `step`, the one just written (-1: all).
 
