@@ -311,7 +311,7 @@ class WandbPhase(Logger):
     def __init__(self, run: WandbRun, phase: str, before: int, costs: NetworkCosts) -> None:
         super().__init__()
         self._wandb, self._phase, self._before, self._costs = run, phase, before, costs
-        self._newest: dict[str, dict[str, Any]] = {}  # the last row of every axis
+        self._newest: dict[str, str] = {}  # the last row of every axis; as text, where NaN equals NaN
 
     @property
     def name(self) -> str:
@@ -339,9 +339,10 @@ class WandbPhase(Logger):
             rows.setdefault(axis if axis in AXES else "train", {})[key] = value
         for axis, row in rows.items():
             whole = {**row, f"{axis}/step": at, "epoch": epoch, "phase": self._phase}
-            if self._newest.get(axis) == whole:
+            text = repr(sorted(whole.items()))
+            if self._newest.get(axis) == text:
                 continue
-            self._newest[axis] = whole
+            self._newest[axis] = text
             measured = self._networks(row, epoch, at) if axis == "val" else []
             title = f"Validation, {self._phase}"
             shown = self._wandb.networks("val/networks", measured, title) if measured else {}

@@ -38,7 +38,7 @@ def reachable(url: str, seconds: float = PROBE_SECONDS) -> bool:
 
     def ask() -> None:
         try:
-            urllib.request.urlopen(url, timeout=seconds).close()
+            urllib.request.build_opener().open(url, timeout=seconds).close()  # heeds the proxies of this moment
         except urllib.error.HTTPError:
             pass  # an answer, whatever it says
         except urllib.error.URLError as error:
