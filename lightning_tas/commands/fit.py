@@ -15,7 +15,8 @@ from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
-from lightning_tas.launch.agreement import compare, flat
+from lightning_tas.launch.checkpoints import named_checkpoint
+from lightning_tas.launch.compare import compare, flat
 from lightning_tas.launch.files import write_text
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.study import FINISHED, Study, read_study
@@ -78,16 +79,21 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         write_text(folder.config, to_yaml(config))  # first: whatever has a study can be resumed from its configuration
     study = group.first(lambda: Study(folder.study, config.phases, config_hash(config), group.rank() == 0))
     study.write = group.rank() == 0
+    named = named_checkpoint(config.resume)
+    if named is not None:
+        study.reopen(int(named.parents[1].name.split("-")[0]))  # phases/NN-name/checkpoints/...
     context = phases.Context(config, folder, study, data_module=data)
     say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
     try:
         _run_phases(context)
         say(f"written to {folder.path}")  # again, below the progress bars
+        context.loggers.close()
     except (Exception, KeyboardInterrupt, SIGTERMException) as error:
         ending = group.settle(_told(error, folder))
         finished = any(study.status(index) == FINISHED for index in range(len(config.phases)))
         if made and isinstance(ending, UserError) and not finished:
             folder.remove(made)  # a mistake that only a phase could see leaves nothing half-written
+        context.loggers.close(getattr(ending, "status", 1))
         if ending is error:
             raise
         raise ending from None

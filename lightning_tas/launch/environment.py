@@ -38,6 +38,27 @@ def rank() -> int:
     return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 
+def local_rank() -> int:
+    """This process among those of its node, as the launcher numbers them."""
+    return int(os.environ["LOCAL_RANK" if by_torchrun() else "SLURM_LOCALID"])
+
+
+def world_size() -> int:
+    """Processes that the launcher started; 1 without one."""
+    if by_torchrun():
+        return int(os.environ["WORLD_SIZE"])
+    return int(os.environ["SLURM_NTASKS"]) if by_slurm() else 1
+
+
+def address() -> tuple[str, int]:
+    """Host and port where the processes of a launcher meet; Lightning derives them from Slurm's node list and job."""
+    if by_slurm():
+        place = cluster()
+        assert place is not None
+        return place.main_address, place.main_port
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
 def cluster() -> ClusterEnvironment | None:
     """Lightning's view of torchrun or Slurm, a plugin for its Trainer; None where neither started this process.
 
@@ -46,7 +67,7 @@ def cluster() -> ClusterEnvironment | None:
     """
     if not launched():
         return None
-    from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+    from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
     if by_torchrun():
         return TorchElasticEnvironment()

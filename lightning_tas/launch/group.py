@@ -15,6 +15,7 @@ import contextlib
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,12 +32,16 @@ T = TypeVar("T")
 
 JOIN_SECONDS = 600.0
 """How long the first process waits for the last one: nodes start minutes apart."""
-AGREE_SECONDS = 1800.0
-"""How long one process waits for another that is at work, as long as torch waits in a collective."""
+AGREE_SECONDS = 7200.0
+"""How long one process waits for another at work (a selection on rank 0); launchers notice those that are gone."""
 FAREWELL_SECONDS = 10.0
 """How long one that ends waits for the others to hear why."""
-INTERRUPTED = 130
-"""128 + SIGINT, as shells say it."""
+GRACE_SECONDS = 5.0
+"""How long a process may go on after another has failed: it may wait for it in a collective for ever."""
+GRACE_ON_SIGNAL_SECONDS = 60.0
+"""The same where a signal stops all of them: this one may be writing a checkpoint."""
+INTERRUPTED, TERMINATED = 130, 143
+"""128 + signal, as shells say it."""
 _PREFIX = "lightning_tas"
 
 
@@ -64,6 +69,10 @@ class Line:
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
         self._calls = 0
+        self._ending = threading.Event()  # this process knows that the run ends
+        self._parent = os.getppid()
+        self._watcher = threading.Thread(target=self._watch, name="lightning_tas group", daemon=True)
+        self._watcher.start()
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value; plain Python objects."""
@@ -90,6 +99,7 @@ class Line:
 
     def fail(self, failure: Failure) -> Failure:
         """Make `failure` known, and return the one that counts: another may have been first."""
+        self._ending.set()
         if self.store.add("failures", 1) == 1:
             self.store.set("failed", pickle.dumps(failure))  # type: ignore[arg-type]
         _poll(lambda: self.store.check(["failed"]), FAREWELL_SECONDS)
@@ -103,11 +113,19 @@ class Line:
         self.store.set("told", "")
         return first
 
-    def leave(self) -> None:
-        """Part: rank 0 goes last, because the store may live in its process."""
+    def leave(self, children: bool) -> None:
+        """Part: rank 0 goes last, because the store may live in its process.
+
+        `children` of rank 0 stay a little longer when the run has failed: Lightning would kill rank 0 for their status.
+        """
+        self._ending.set()
+        self._watcher.join()
+        failed = self.store.check(["failed"])
         self.store.add("left", 1)
         if self.rank == 0:
             _poll(lambda: self.store.add("left", 0) >= self.size, FAREWELL_SECONDS)
+        elif failed and children:
+            _poll(lambda: os.getppid() != self._parent, FAREWELL_SECONDS)
 
     def _next(self) -> str:
         self._calls += 1
@@ -117,11 +135,32 @@ class Line:
         def settled() -> bool:
             return ready() or self.store.check(["failed"])
 
-        if not _poll(settled, AGREE_SECONDS):
+        try:
+            in_time = _poll(settled, AGREE_SECONDS)
+            failure = self.failure()
+            if failure is not None and not ready():
+                self._ending.set()
+                raise failure.error()
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise Stopped(f"lost the process or the node that started first ({reason})", 1) from None
+        if not in_time:
             raise Stopped(f"another process of this run did not answer for {AGREE_SECONDS:.0f} s", 1)
-        failure = self.failure()
-        if failure is not None and not ready():
-            raise failure.error()
+
+    def _watch(self) -> None:
+        """End this process when another has failed and the main thread does not hear of it."""
+        with contextlib.suppress(RuntimeError):  # the store is gone with the process that held it
+            while not self._ending.wait(1.0):
+                failure = self.failure()
+                if failure is None:
+                    continue
+                signalled = failure.status in (INTERRUPTED, TERMINATED)
+                if self._ending.wait(GRACE_ON_SIGNAL_SECONDS if signalled else GRACE_SECONDS):
+                    return
+                if self.tell() and failure.kind != "bug":
+                    sys.stderr.write(f"\nlightning_tas: {failure.message}\n")
+                    sys.stderr.flush()
+                os._exit(failure.status)
 
 
 _line: Line | None = None
@@ -145,33 +184,31 @@ def meet() -> None:
         UserError: not all of them came within `JOIN_SECONDS`.
     """
     global _line
-    place = environment.cluster() if _line is None else None
-    if place is None or place.world_size() == 1:
+    mine, count = environment.rank(), environment.world_size()
+    if _line is not None or count == 1:
         return
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.main_address, str(place.main_port)
+    host, port = environment.address()
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+    from lightning_utilities.core.rank_zero import rank_zero_only
     from torch.distributed import PrefixStore
     from torch.distributed import rendezvous as meeting  # type: ignore[attr-defined]  # not in its __all__
 
-    mine, count = place.global_rank(), place.world_size()
+    advice = "start the same command on every node, by torchrun or srun"
     try:
         store, _, _ = next(meeting("env://", mine, count, timeout=timedelta(seconds=JOIN_SECONDS)))
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"launch: process {mine} of {count} could not meet the others at {place.main_address}:{place.main_port} "
-            f"within {JOIN_SECONDS:.0f} s ({reason}); start the same command on every node, by torchrun or srun"
+            f"launch: process {mine} of {count} could not meet the others at {host}:{port} within "
+            f"{JOIN_SECONDS:.0f} s ({reason}); {advice}"
         ) from None
     line = Line(PrefixStore(_PREFIX, store), mine, count)
     line.store.add("present", 1)
     if not _poll(lambda: line.store.add("present", 0) >= count, JOIN_SECONDS):
-        raise UserError(
-            f"launch: {line.store.add('present', 0)} of {count} processes came within {JOIN_SECONDS:.0f} s; start "
-            "the same command on every node, by torchrun or srun"
-        )
+        present = line.store.add("present", 0)
+        raise UserError(f"launch: {present} of {count} processes came within {JOIN_SECONDS:.0f} s; {advice}")
     _line = line
-    from pytorch_lightning.utilities import rank_zero_only
-
-    rank_zero_only.rank = mine  # type: ignore[attr-defined]
+    rank_zero_only.rank = mine  # type: ignore[attr-defined]  # Lightning's messages and warnings
 
 
 def join(accelerator: str = "auto") -> None:
@@ -181,12 +218,10 @@ def join(accelerator: str = "auto") -> None:
 
     if _line is None or torch.distributed.is_initialized():
         return
-    place = environment.cluster()
-    assert place is not None
     backend = "gloo"
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         backend = "nccl"
-        torch.cuda.set_device(place.local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(environment.local_rank() % torch.cuda.device_count())
     torch.distributed.init_process_group(backend, store=_line.store, rank=_line.rank, world_size=_line.size)
 
 
@@ -196,12 +231,16 @@ def leave() -> None:
     line, _line = _line, None
     if line is None:
         return
-    import torch
+    import torch.distributed as dist
 
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    # The communicator of a failed run may wait for processes that will not answer.
+    failed = True
     with contextlib.suppress(RuntimeError):  # the store is gone with the process that held it
-        line.leave()
+        failed = line.failure() is not None
+    if dist.is_initialized() and not (failed and dist.get_backend() == "nccl"):
+        dist.destroy_process_group()
+    with contextlib.suppress(RuntimeError):
+        line.leave(children=not environment.launched())
 
 
 def broadcast(value: T) -> T:
