@@ -7,6 +7,7 @@ paths relative to the run folder.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.strategies import DeepSpeedStrategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
@@ -30,7 +32,8 @@ from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
-from lightning_tas.launch.checkpoints import newest_whole
+from lightning_tas.launch.agreement import Agreement
+from lightning_tas.launch.checkpoints import NAME, flaw, named_checkpoint, newest_whole
 from lightning_tas.launch.files import write_json
 from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
@@ -40,8 +43,9 @@ from lightning_tas.launch.trainer import FINAL, build_trainer
 from lightning_tas.search import Selection
 from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet
-from lightning_tas.training.checkpoint import load_supernet
+from lightning_tas.training.checkpoint import load_network, load_supernet
 from lightning_tas.training.module import ClassifierModule
+from lightning_tas.training.sharded import consolidate
 from lightning_tas.training.supernet_module import SupernetModule
 
 Outputs = dict[str, Any]
@@ -124,10 +128,11 @@ def retrain(context: Context) -> Outputs:
     module = build.retrain_module(config, context.data, arch)
     trainer = _fit(context, "retrain", module)
     outputs = _checkpoint_outputs(context, "retrain", trainer)
-    began = time.monotonic()
-    accuracies = _measure(context, module.net, {label: None})
-    networks = _specialised(context, module.net, {label: arch}, accuracies, {})
-    _report(context, networks, outputs, module.net.state_dict(), time.monotonic() - began)
+    loaded, began = load_network(context.folder.path / outputs["checkpoint"]), time.monotonic()
+    accuracies = _measure(context, loaded.net, {label: None})
+    networks = _specialised(context, loaded.net, {label: arch}, accuracies, {})
+    seconds = time.monotonic() - began
+    _report(context, networks, {**outputs, "ema": loaded.ema}, loaded.net.state_dict(), seconds)
     return outputs
 
 
@@ -189,16 +194,21 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
     """Run `Trainer.fit` for this phase, continuing its last checkpoint if there is one."""
     config = context.config
     # Without a checkpoint the phase starts again at step 0, whatever it had logged.
-    resumed, step = group.first(lambda: newest_whole(context.folder.checkpoints(context.index, phase)))
+    resumed, step = group.first(lambda: _continued(context, phase))
     say(f"{phase}: {facts(config, context.data)}")
     if resumed is not None:
         say(f"{phase}: continuing {resumed} (step {step})")
+    averaging = module.callbacks()
     trainer = build_trainer(
         config,
         context.folder,
         context.index,
         phase,
-        [*callbacks, *module.callbacks()],
+        [
+            *callbacks,
+            Agreement({"configuration": str(context.study.record["config_hash"]), "checkpoint": str(resumed)}),
+            *averaging,
+        ],
         step,
         context.loggers,
         find_unused=_may_leave_unused(module, config),
@@ -211,6 +221,20 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
             raise
     _if_stopped(trainer)
     return trainer
+
+
+def _continued(context: Context, phase: str) -> tuple[Path | None, int]:
+    """The checkpoint that the phase goes on from and its step: the one that `resume=` names, else the newest whole."""
+    folder = context.folder.checkpoints(context.index, phase)
+    asked = named_checkpoint(context.config.resume)
+    if asked is None or asked.parent != folder.resolve():
+        return newest_whole(folder)
+    reason = flaw(asked)
+    if reason is not None:
+        raise UserError(f"resume: {context.config.resume!r} is broken ({reason})")
+    match = NAME.fullmatch(asked.name)
+    assert match is not None
+    return folder / asked.name, int(match[2])
 
 
 def _may_leave_unused(module: ClassifierModule, config: Config) -> bool:
@@ -241,12 +265,22 @@ def _if_stopped(trainer: Trainer) -> None:
 
 
 def _checkpoint_outputs(context: Context, phase: str, trainer: Trainer) -> Outputs:
+    """Write what the phase hands on, as one ordinary file also where DeepSpeed keeps shards."""
     path = context.folder.checkpoints(context.index, phase) / FINAL
-    trainer.save_checkpoint(path, weights_only=False)
+    if isinstance(trainer.strategy, DeepSpeedStrategy):
+        sharded = path.with_name(f".{FINAL}.sharded")
+        trainer.save_checkpoint(sharded, weights_only=False)
+        if context.main:
+            consolidate(sharded, path)
+            shutil.rmtree(sharded)
+        trainer.strategy.barrier()
+    else:
+        trainer.save_checkpoint(path, weights_only=False)
     return {
         "checkpoint": str(path.relative_to(context.folder.path)),
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
+        "training": facts(context.config, context.data).to_dict(),
     }
 
 
@@ -313,6 +347,7 @@ def _report(
         ema=bool(outputs.get("ema", False)),
         versions=provenance.versions(),
         git=provenance.git_revision(),
+        training=outputs.get("training"),
         command=provenance.command(),
         run=folder.path.name,
         host=provenance.host(),

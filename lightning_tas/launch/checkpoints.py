@@ -157,13 +157,6 @@ def saved(folder: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[2]), path) for match, path in found), reverse=True)
 
 
-def step_of(path: Path) -> int:
-    """Updates that a checkpoint of this name has seen."""
-    match = NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[2])
-
-
 def named_checkpoint(resume: str | None) -> Path | None:
     """The checkpoint of a phase that `resume=` names; None where it says auto or names a run.
 

@@ -78,6 +78,12 @@ class Study:
         self.record["phases"][index].update(status=FINISHED, outputs=outputs)
         self._save()
 
+    def reopen(self, index: int) -> None:
+        """Do phase `index` and all after it again: the user goes on from one of its earlier checkpoints."""
+        for phase in self.record["phases"][index:]:
+            phase.update(status=PENDING, outputs={})
+        self._save()
+
     def outputs(self, name: str) -> dict[str, Any]:
         """Outputs of the last finished phase called `name`; empty when there is none."""
         for phase in reversed(self.record["phases"]):
