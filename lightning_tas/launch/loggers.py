@@ -79,10 +79,10 @@ class RunLoggers:
         Args:
             phase: its name, a field of every row.
             index: its place in `config.phases`.
-            restored_step: rows of this phase from this step on are dropped (None: keep all).
+            restored_step: rows of this phase from this step on, and of the phases after it, are dropped (None: none).
         """
         self.start()
-        metrics = RunMetrics(self.folder.metrics, phase, restored_step)
+        metrics = RunMetrics(self.folder.metrics, phase, restored_step, self.config.phases[index + 1 :])
         made: list[Logger] = [metrics]
         self._callbacks = [Throughput()]
         if "tensorboard" in asked(self.config):
@@ -92,14 +92,14 @@ class RunLoggers:
                 save_dir=str(self.folder.path), name="tensorboard", version=phase, purge_step=restored_step
             )
             made.append(board)
-        ahead: list[Logger] = [metrics]
+        ahead: list[Logger] = []
         if self.wandb is not None:
             costs = NetworkCosts()
             logger = WandbPhase(self.wandb, phase, self._steps_before(index), costs)
             made.append(logger)
             ahead.append(logger)
             self._callbacks.append(costs)
-        self._callbacks.append(RowBeforeCheckpoint(ahead, self.config.trainer.log_every_n_steps))
+        self._callbacks.append(RowBeforeCheckpoint(metrics, self.config.trainer.log_every_n_steps, ahead))
         return made
 
     def callbacks(self) -> list[Callback]:

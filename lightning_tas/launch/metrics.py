@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,11 @@ class CsvRows:
 
     Args:
         path: the file, created on the first row.
-        phase, restored_step: see `RunMetrics`.
+        phase, restored_step, later: see `RunMetrics`.
     """
 
-    def __init__(self, path: Path, phase: str, restored_step: int | None) -> None:
-        self._path, self._phase = path, phase
+    def __init__(self, path: Path, phase: str, restored_step: int | None, later: Sequence[str] = ()) -> None:
+        self._path, self._phase, self._later = path, phase, set(later)
         self._columns: list[str] = list(FIXED)
         self._recent: list[dict[str, str]] = []  # rows of the newest step
         if path.exists():
@@ -49,6 +50,7 @@ class CsvRows:
         rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
         self._columns = list(rows[0]) if rows else list(FIXED)
         if restored_step is not None:
+            rows = [row for row in rows if row["phase"] not in self._later]
             rows = [row for row in rows if row["phase"] != self._phase or int(row["step"]) < restored_step]
             newest = [row for row in rows if row["phase"] == self._phase and int(row["step"]) == restored_step - 1]
             self._recent = [{key: value for key, value in row.items() if value != ""} for row in newest]
@@ -86,6 +88,12 @@ class CsvRows:
         with self._path.open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(row)
 
+    def sync(self) -> None:
+        """Wait until the file is on the disk, not only in the machine's memory."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
+
 
 class RunMetrics(Logger):
     """Lightning logger that appends to `metrics.csv`, and what is called `system/*` to `system.csv` beside it.
@@ -95,18 +103,19 @@ class RunMetrics(Logger):
         phase: value of the `phase` column, for example `supernet`.
         restored_step: updates that the restored checkpoint has seen. Lightning counts them from 0, so rows of this
             phase from this step on are dropped (None: keep all).
+        later: phases that follow this one and will be run again: their rows are dropped with those.
 
     Only rank 0 reads or writes.
     """
 
-    def __init__(self, path: Path, phase: str, restored_step: int | None = None) -> None:
+    def __init__(self, path: Path, phase: str, restored_step: int | None = None, later: Sequence[str] = ()) -> None:
         super().__init__()
         self._folder, self._phase = path.parent, phase
         self._files: dict[bool, CsvRows] = {}
         if global_rank() == 0:
             self._files = {
-                False: CsvRows(path, phase, restored_step),
-                True: CsvRows(path.with_name("system.csv"), phase, restored_step),
+                False: CsvRows(path, phase, restored_step, later),
+                True: CsvRows(path.with_name("system.csv"), phase, restored_step, later),
             }
 
     @property
@@ -139,26 +148,32 @@ class RunMetrics(Logger):
             if own:
                 file.add(own, int(epoch) if epoch != "" else "", step if step is not None else "")
 
+    def sync(self) -> None:
+        """Make what was logged survive a machine that goes down."""
+        for file in self._files.values():
+            file.sync()
+
 
 class RowBeforeCheckpoint(Callback):
-    """Writes the row of a training step before the checkpoint of that step.
+    """Writes the row of a training step before the checkpoint of that step, and `metrics.csv` to the disk.
 
     Lightning logs a step after its checkpoint is saved: killed in between, the resumed run would lack the row.
 
     Args:
-        loggers: those that do not repeat a row which they have.
+        metrics: knows the rows that it has.
+        further: loggers that do not repeat a row which they have either.
         every: `trainer.log_every_n_steps`.
     """
 
-    def __init__(self, loggers: Sequence[Logger], every: int) -> None:
-        self.loggers, self.every = loggers, every
+    def __init__(self, metrics: RunMetrics, every: int, further: Sequence[Logger] = ()) -> None:
+        self.metrics, self.every, self.further = metrics, every, further
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Log what Lightning is about to log, if it is (`trainer.log_every_n_steps`)."""
-        if not trainer.training or trainer.global_step % self.every:
-            return
-        logged = {key: value for key, value in trainer.callback_metrics.items() if key.startswith("train/")}
-        if logged:
-            row: dict[str, Any] = {**logged, "epoch": trainer.current_epoch}
-            for logger in self.loggers:
-                logger.log_metrics(row, trainer.global_step - 1)
+        if trainer.training and trainer.global_step % self.every == 0:
+            logged = {key: value for key, value in trainer.callback_metrics.items() if key.startswith("train/")}
+            if logged:
+                row: dict[str, Any] = {**logged, "epoch": trainer.current_epoch}
+                for logger in (self.metrics, *self.further):
+                    logger.log_metrics(row, trainer.global_step - 1)
+        self.metrics.sync()

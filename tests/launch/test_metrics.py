@@ -62,6 +62,18 @@ def test_restoring_one_phase_keeps_the_rows_of_others(tmp_path):
     assert [row["step"] for row in rows(path)] == ["100"]
 
 
+def test_restarting_a_phase_drops_the_rows_of_those_after_it(tmp_path):
+    """`resume=` may name a checkpoint of an earlier phase: what follows is run, and logged, again."""
+    path = tmp_path / "metrics.csv"
+    for phase in ("supernet", "retrain"):
+        logger = RunMetrics(path, phase)
+        for step in range(4):
+            logger.log_metrics({"loss": 1.0, "system/speed": 2.0}, step)
+    RunMetrics(path, "supernet", restored_step=2, later=["retrain"])
+    for file in (path, path.with_name("system.csv")):
+        assert [(row["phase"], row["step"]) for row in rows(file)] == [("supernet", "0"), ("supernet", "1")]
+
+
 def test_a_row_is_on_disk_at_once_and_never_twice(tmp_path):
     path = tmp_path / "metrics.csv"
     logger = RunMetrics(path, "supernet")
@@ -106,7 +118,7 @@ def test_the_row_of_a_step_comes_before_its_checkpoint(tmp_path):
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     trainer = Trainer(
         max_steps=6, accelerator="cpu", logger=[metrics], log_every_n_steps=2, enable_progress_bar=False,
-        callbacks=[RowBeforeCheckpoint([metrics], 2), Look(), saver], enable_model_summary=False,
+        callbacks=[RowBeforeCheckpoint(metrics, 2), Look(), saver], enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Module(), torch.utils.data.DataLoader(range(6)))
     assert seen == {step: step // 2 for step in range(1, 7)}
