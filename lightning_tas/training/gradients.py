@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from lightning_tas.errors import UserError
 from lightning_tas.training.guard import Decision
+from lightning_tas.training.unused import fill_missing
 
 
 class Gradients(Protocol):
@@ -29,8 +30,8 @@ class Gradients(Protocol):
     def norm(self) -> Tensor:
         """2-norm over all ranks and parameters before clipping, a scalar; not finite where a gradient is not."""
 
-    def settle(self, decision: Decision) -> None:
-        """Make the optimiser step that follows do nothing if it is bad."""
+    def settle(self, decision: Decision, unused: str) -> None:
+        """Prepare the optimiser step that follows: it does nothing if it is bad; `unused` as in `train.unused`."""
 
     def clip(self, limit: float, by_value: bool) -> None:
         """Scale the gradient to a norm of at most `limit`, or cut its elements to ``-limit .. limit``."""
@@ -62,11 +63,13 @@ class ParameterGradients:
         self._norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters() if p.grad is not None])
         return self._norm
 
-    def settle(self, decision: Decision) -> None:
+    def settle(self, decision: Decision, unused: str) -> None:
         if decision.bad:
             # The optimiser passes over parameters without a gradient: weights, moments and step counts stay.
             for parameter in self._parameters():
                 parameter.grad = None
+        elif unused == "zero":
+            fill_missing(self._parameters())
 
     def clip(self, limit: float, by_value: bool) -> None:
         assert self._norm is not None
@@ -109,7 +112,7 @@ class EngineGradients:
         norm = torch.where((norms < 0).any(), float("inf"), torch.linalg.vector_norm(norms))
         return norm / self.optimizer.loss_scale
 
-    def settle(self, decision: Decision) -> None:
+    def settle(self, decision: Decision, unused: str) -> None:
         optimizer = self.optimizer
         norm = torch.tensor(float("inf") if decision.bad else decision.grad_norm * optimizer.loss_scale)
         answer: Any = [norm] if self._method == "_get_norm_groups" else norm

@@ -26,7 +26,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.evaluator import Meter, compute_all
 from lightning_tas.randomness import derive
-from lightning_tas.training.checkpoint import KEY, VERSION
+from lightning_tas.training.checkpoint import EMA, KEY, VERSION
 from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.ema import ema_callbacks
 from lightning_tas.training.gradients import Gradients, gradients_of
@@ -172,7 +172,7 @@ class ClassifierModule(LightningModule):
         if not gradients.complete():
             return
         decision = self.guard.decide(gradients.norm())
-        gradients.settle(decision)
+        gradients.settle(decision, self.unused)
         self._gradients = None if decision.bad else gradients
         self.log("train/grad_norm", torch.tensor(decision.grad_norm, dtype=torch.float64), on_step=True, on_epoch=False)
         bad_steps = torch.tensor(self.guard.total, dtype=torch.float64)
@@ -285,8 +285,8 @@ class ClassifierModule(LightningModule):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # Callbacks come first: by now an averaging one has moved the live weights aside.
-        averaged = "current_model_state" in checkpoint
+        # Callbacks come first: by now an averaging one has added its average.
+        averaged = EMA in checkpoint
         checkpoint[KEY] = {
             "version": VERSION,
             "kind": self.kind,

@@ -1,0 +1,226 @@
+"""A loss or gradient that is not finite on one rank: all ranks leave the same step out, or stop together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_tas import spaces
+from lightning_tas.errors import Stopped
+from lightning_tas.supernets import ElasticViT, supernet
+from lightning_tas.training.config import TrainConfig
+from lightning_tas.training.optim import build_optimiser
+from lightning_tas.training.schedule import plan
+from lightning_tas.training.supernet_module import SupernetModule
+
+RANKS, STEPS, BATCH, LIMIT = 2, 5, 4, 3
+CLIP = 0.3  # below the norms of all steps: always at work
+
+
+class Case(NamedTuple):
+    """What goes wrong, on rank 1 only, during the listed batches."""
+
+    strategy: str
+    fault: str  # "loss" or "gradient"
+    batches: tuple[int, ...] = (2,)
+    accumulate: int = 1
+    unused: str = "skip"
+    precision: str = "32-true"
+
+
+class Alternating:
+    """Deep and shallow networks by turns; the deep ones alone where every parameter has to have a gradient."""
+
+    def __init__(self, net: ElasticViT, deep: bool) -> None:
+        space = net.space
+        self.archs = (space.largest(),) if deep else (space.largest(), space.smallest())
+        self.covers_all_parameters = deep
+
+    def __call__(self, step: int) -> list[Any]:
+        return [self.archs[step % len(self.archs)]]
+
+
+class Spoil(torch.autograd.Function):
+    """The identity with an infinite gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * math.inf
+
+
+class Faulty(SupernetModule):
+    """Goes wrong as its case says; remembers the weights at the end, whole."""
+
+    case: Case
+    batch = 0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        self.batch = batch_idx
+
+    def mean_loss(self, *given: Any) -> Tensor:
+        loss = super().mean_loss(*given)
+        if self.global_rank == 1 and self.batch in self.case.batches:
+            loss = loss * math.nan if self.case.fault == "loss" else Spoil.apply(loss)
+        return loss
+
+    def on_train_batch_end(self, *given: Any) -> None:
+        logged = self.trainer.callback_metrics
+        if (self.batch + 1) % self.case.accumulate == 0:
+            self.logged.append((float(logged["train/grad_norm"]), float(logged["train/bad_steps"])))
+
+    def on_train_start(self) -> None:
+        self.logged: list[tuple[float, float]] = []
+
+    def on_train_end(self) -> None:
+        from lightning_tas.launch.strategies import gathered
+
+        with gathered(self.net):
+            self.final = {name: value.float().clone() for name, value in self.net.state_dict().items()}
+
+
+def settings() -> TrainConfig:
+    return TrainConfig(
+        lr=1e-3, lr_batch=None, warmup_epochs=0, schedule="step", mixup=0.0, cutmix=0.0, max_bad_steps=LIMIT
+    )
+
+
+def make_net() -> ElasticViT:
+    torch.manual_seed(0)
+    space = spaces.isotropic("mini", embed_dim=[16, 32], depth=[1, 2], num_heads=[1], mlp_ratio=[1, 2])
+    net = supernet(space, num_classes=4, img_size=8, in_chans=1, patch_size=4, drop_path_rate=0.0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return net
+
+
+def batch_of(rank: int, index: int) -> tuple[Tensor, Tensor]:
+    images = torch.randn(BATCH, 1, 8, 8, generator=torch.Generator().manual_seed(100 * rank + index))
+    return images, torch.arange(BATCH) % 4
+
+
+def fit(case: Case) -> dict[str, Any]:
+    """Train on this rank; its weights, what it logged, and how it was stopped."""
+    import pytorch_lightning as pl
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from lightning_tas.launch.strategies import build_strategy
+
+    net = make_net()
+    module = Faulty(net, Alternating(net, case.strategy == "deepspeed_stage_3"), settings(), BATCH * RANKS)
+    module.case = case
+    module.unused = case.unused
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=RANKS, strategy=build_strategy(case.strategy, RANKS, "cpu", True), max_epochs=1,
+        accumulate_grad_batches=case.accumulate, gradient_clip_val=CLIP, precision=case.precision, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False,
+    )  # fmt: skip
+    batches = [batch_of(trainer.global_rank, index) for index in range(STEPS * case.accumulate)]
+    try:
+        images, targets = (torch.cat(part) for part in zip(*batches, strict=True))
+        trainer.fit(module, DataLoader(TensorDataset(images, targets), BATCH))
+    except Stopped as stopped:
+        return {"status": stopped.status, "message": str(stopped), "weights": net.state_dict(), "logged": module.logged}
+    return {"weights": module.final, "logged": module.logged, "guard": module.guard.state_dict()}
+
+
+def fit_all(cases: list[Case]) -> list[dict[str, Any]]:
+    return [fit(case) for case in cases]
+
+
+def by_construction(case: Case, skipped: bool = True) -> tuple[dict[str, Tensor], list[float]]:
+    """One process, a plain loop over both ranks' batches that passes over the bad step; the norms of the others."""
+    net = make_net()
+    sampler = Alternating(net, case.strategy == "deepspeed_stage_3")
+    optimiser = build_optimiser(net, settings(), 1e-3)
+    curve, norms = plan(settings(), 1e-3, STEPS, STEPS), []
+    for step in range(STEPS):
+        batches = range(step * case.accumulate, (step + 1) * case.accumulate)
+        if skipped and set(batches) & set(case.batches):
+            continue
+        optimiser.zero_grad()
+        losses = [
+            F.cross_entropy(net(images, sampler(step)[0]), targets, label_smoothing=0.1)
+            for images, targets in (batch_of(rank, index) for rank in range(RANKS) for index in batches)
+        ]
+        torch.stack(losses).mean().backward()
+        for parameter in net.parameters():
+            if parameter.grad is None and case.unused == "zero":
+                parameter.grad = torch.zeros_like(parameter)
+        norms.append(float(torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP)))
+        for group in optimiser.param_groups:
+            group["lr"] = curve.lr(step)
+        optimiser.step()
+    return net.state_dict(), norms
+
+
+def check(case: Case, results: list[dict[str, Any]], tolerance: float = 1e-5) -> None:
+    (wanted, norms), (unskipped, _) = by_construction(case), by_construction(case, skipped=False)
+    assert max(float((wanted[name] - unskipped[name]).abs().max()) for name in wanted) > 20 * tolerance
+    for result in results:
+        assert result["guard"] == {"total": 1, "in_a_row": 0}, case
+        for name, value in result["weights"].items():
+            assert float((value - wanted[name]).abs().max()) < tolerance, (case, name)
+            assert torch.equal(value, results[0]["weights"][name])
+        per_step = result["logged"]
+        assert [count for _, count in per_step] == [0, 1, 1, 1, 1] if case.accumulate > 1 else [0, 0, 1, 1, 1]
+        assert min(norms) > CLIP
+        assert [norm for norm, _ in per_step if math.isfinite(norm)] == pytest.approx(norms, rel=1e-4)
+
+
+def check_stopped(result: dict[str, Any]) -> None:
+    arch = make_net().space.smallest()
+    assert result["status"] == 3
+    for part in ("step 3 (epoch 0, batch 3)", "loss", f"train.max_bad_steps={LIMIT}", f"{arch.id} {arch!r}"):
+        assert part in result["message"]
+    assert all(torch.isfinite(value).all() for value in result["weights"].values())
+
+
+def run(processes: Any, cases: list[Case]) -> None:
+    """All cases, then one that has to be stopped, in the same processes: starting them takes the longest."""
+    endless = cases[0]._replace(fault="loss", batches=(1, 2, 3), accumulate=1)
+    results = processes.run(fit_all, RANKS, [*cases, endless], timeout=240)
+    for index, case in enumerate(cases):
+        check(case, [rank[index] for rank in results])
+    for rank in results:
+        check_stopped(rank[-1])
+
+
+@pytest.mark.slow
+def test_ddp_leaves_the_same_step_out_or_stops_everywhere(processes: Any) -> None:
+    run(
+        processes,
+        [
+            Case("ddp", "loss"),
+            Case("ddp", "gradient"),
+            Case("ddp", "loss", accumulate=2),  # in the first of the two batches of step 1
+            Case("ddp", "gradient", unused="zero"),
+        ],
+    )
+
+
+@pytest.mark.slow
+def test_zero_leaves_the_same_step_out_or_stops_everywhere(processes: Any) -> None:
+    pytest.importorskip("deepspeed")
+    run(
+        processes,
+        [
+            Case("deepspeed_stage_2", "loss", unused="zero"),
+            Case("deepspeed_stage_2", "gradient", unused="zero"),
+            Case("deepspeed_stage_2", "loss", accumulate=2, unused="zero"),
+            Case("deepspeed_stage_1", "gradient", unused="zero"),
+            Case("deepspeed_stage_3", "loss", unused="zero"),
+            Case("deepspeed_stage_3", "gradient", unused="zero"),
+        ],
+    )
