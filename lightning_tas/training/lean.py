@@ -8,20 +8,21 @@ one all-reduce of DDP, the reduction of ZeRO-1 and -2, accumulation, clipping) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def lean_mean(losses: Iterable[Callable[[], Tensor]], count: int, parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Mean of `count` scalar losses, each a function that computes it; the largest graph should come last.
+def lean_mean(losses: Sequence[Callable[[], Tensor]], parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Mean of scalar losses, each given as a function that computes it; the largest graph should come last.
 
     One backward is possible, first-order only. Parameters that no loss depends on get no gradient. Not for ZeRO-3
     (parameters are shards outside of forward and backward passes) nor for float16 (a loss scale comes too late).
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    count = len(losses)
     sums: list[Tensor | None] = [None] * len(trained)
     total: Tensor | None = None
     for compute in losses:

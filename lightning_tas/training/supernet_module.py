@@ -9,6 +9,7 @@ of one network at a time. Blocks that no architecture of a step uses get no grad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -109,15 +110,19 @@ class SupernetModule(ClassifierModule):
         return self._report
 
     def mean_loss(self, images: Tensor, targets: Tensor, archs: Sequence[Architecture | None]) -> Tensor:
-        """See `ClassifierModule`; smaller networks first with `train.memory_lean`."""
-        known = cast(Sequence[Architecture], archs)
-        if self.train_config.memory_lean and len(known) > 1 and torch.is_grad_enabled():
-            ordered = sorted(known, key=self._size)
-            losses = ((lambda arch=arch: self.criterion(self(images, arch), targets)) for arch in ordered)
-            return lean_mean(losses, len(ordered), self.net.parameters())
-        loss = super().mean_loss(images, targets, archs)
+        """See `ClassifierModule`. Small networks come first: largest last is what saves memory one by one."""
+        ordered = sorted(cast(Sequence[Architecture], archs), key=self._size)
+        if not torch.is_grad_enabled():
+            return super().mean_loss(images, targets, ordered)
+        if self.train_config.memory_lean and len(ordered) > 1:
+            losses = [partial(self._loss, images, targets, arch) for arch in ordered]
+            return lean_mean(losses, self.net.parameters())
+        loss = super().mean_loss(images, targets, ordered)
         # ZeRO-3 applies an earlier step's gradients again to parameters that get none.
-        return loss + self.net.touch(known) if self._sharded and torch.is_grad_enabled() else loss
+        return loss + self.net.touch(ordered) if self._sharded else loss
+
+    def _loss(self, images: Tensor, targets: Tensor, arch: Architecture) -> Tensor:
+        return self.criterion(self(images, arch), targets)
 
     @property
     def _sharded(self) -> bool:
