@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_tas.data.workers import shield
 from lightning_tas.errors import UserError
 
 
@@ -79,6 +80,7 @@ class CountedLoader:
             num_workers=num_workers,
             pin_memory=pin_memory,
             persistent_workers=num_workers > 0,
+            worker_init_fn=shield,
             generator=torch.Generator(),  # or torch would take a seed for its workers from the global generator
         )
 
