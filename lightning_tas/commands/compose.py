@@ -76,6 +76,8 @@ def parse(argument: str) -> Setting:
     if argument.startswith("-"):
         raise UserError(f"{argument!r} is not an option; write key=value, as recipe=quickstart; --help lists the keys")
     key, equals, value = argument.partition("=")
+    if key.startswith(("hydra/", "hydra.")):
+        raise UserError(f"{argument!r} is for sweeps: give -m as well, as in -m seed=1,2 hydra/launcher=joblib")
     if key.startswith(("+", "~")):
         schema.check_key(key.lstrip("+~"))
         raise UserError(f"{argument!r}: keys can be set, not added or removed; write {key.lstrip('+~')}=value")
@@ -91,7 +93,9 @@ def parse(argument: str) -> Setting:
         reason = schema.first_line(error)
         raise UserError(f"{key}: {value!r} cannot be read ({reason}); quote it: \"{key}='...'\"") from None
     if parsed.is_sweep_override():
-        raise UserError(f"{key}: {value!r} is several values, and one run takes one; a list is written [a,b]")
+        raise UserError(
+            f"{key}: {value!r} is several values, and one run takes one; a list is written [a,b]; -m runs each value"
+        )
     schema.check(key, parsed.value())
     return Setting(key, parsed.value(), argument)
 

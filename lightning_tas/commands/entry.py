@@ -13,6 +13,7 @@ from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
 
 HELP = ("-h", "--help", "help")
+SWEEP = ("-m", "--multirun")
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
@@ -41,6 +42,13 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: Sequence[str]) -> None:
+    if any(argument in SWEEP for argument in arguments):
+        if command != "fit":
+            raise UserError(f"{command}: sweeps (-m) are for fit; run this command once for each value")
+        from lightning_tas.commands import multirun
+
+        multirun.run([argument for argument in arguments if argument not in SWEEP])
+        return
     from lightning_tas.commands.compose import config_from
 
     config = config_from(command, arguments)

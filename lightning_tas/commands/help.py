@@ -22,6 +22,7 @@ ABOUT = {
             "recipe=prenas_tiny smoke=true         # the whole recipe in seconds on synthetic data",
             "recipe=./mine.yaml                    # your own, `defaults: [prenas_tiny]` inherits",
             "config=runs/quickstart/NAME/config.yaml   # repeat a run exactly",
+            "-m recipe=prenas_tiny,autoformer_tiny seed=0,1   # every combination, each in its own run folder",
         ),
     ),
     "evaluate": (
