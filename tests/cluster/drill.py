@@ -80,7 +80,7 @@ class Combination:
             *(["train.ema=true", "train.ema_decay=0.9"] if self.ema else []),
             *self.extra,
         ]
-        return given
+        return [f"{key}={value}" for key, value in dict(item.split("=", 1) for item in given).items()]
 
 
 _BASE = [
@@ -132,11 +132,11 @@ class Outcome:
     differences: list[str]  # from the run that nobody killed; none: exact
 
 
-def start(processes: Any, combination: Combination, home: Path) -> list[Any]:
-    """Start the study in the folder `home`: one process, or an agent for each node."""
+def start(processes: Any, combination: Combination, home: Path, **variables: str) -> list[Any]:
+    """Start the study in the folder `home`: one process, or an agent for each node; `variables` of the environment."""
     home.mkdir(parents=True, exist_ok=True)
     words = ["-m", "lightning_tas.fit", *combination.arguments()]
-    environment = {"WANDB_MODE": "disabled", "DS_ACCELERATOR": "cpu"}
+    environment = {"WANDB_MODE": "disabled", **variables}
     if combination.launch == "nodes":
         return list(processes.torchrun(*words, env=environment, cwd=home))
     return [processes.command("python", *words, env=environment, cwd=home)]
@@ -161,20 +161,30 @@ def whole_run(processes: Any, combination: Combination, home: Path) -> float:
 
 def drill(processes: Any, combination: Combination, kill: Kill, home: Path, straight: Path, seconds: float) -> Outcome:
     """Kill a run in `home` once and finish it; compare with the one in `straight`, which took `seconds`."""
+    doing, statuses = kill_run(processes, combination, kill, home, seconds)
     progress = Progress(run_folder(home))
-    job = start(processes, combination, home)
-    in_time = _until(job, moment(kill, progress, seconds))
-    assert in_time, "finished before it could be killed\n" + "\n".join(process.report() for process in job)
-    # Looking takes time: before a SIGKILL it might let the moment pass.
-    doing = progress.doing() if kill.how.startswith("SIG") else None
-    statuses = strike(job, kill, progress)
-    doing, reached = doing or progress.doing(), progress.step
+    reached, trained = progress.step, progress.trained
     wrong = _wrong_statuses(combination, kill, doing, statuses)
     job = start(processes, combination, home)
     processes.wait(job, timeout=TIMEOUT)
     found = [int(number) for process in job for number in re.findall(r"continuing .* \(step (\d+)\)", process.stdout)]
-    restored = found[0] if found else reached if progress.trained else 0
+    restored = found[0] if found else reached if trained else 0
     return Outcome(combination, kill, doing, max(0, reached - restored), wrong + compare(straight, home))
+
+
+def kill_run(processes: Any, combination: Combination, kill: Kill, home: Path, seconds: float) -> tuple[str, list[int]]:
+    """Start a run in `home` and kill it; what it was doing, and exit statuses of what ended by itself or by a signal.
+
+    `seconds`: how long it would take, for kills placed by time.
+    """
+    progress = Progress(run_folder(home))
+    job = start(processes, combination, home)
+    in_time = _until(job, moment(kill, progress, seconds))
+    assert in_time, "ended before it could be killed\n" + "\n".join(process.report() for process in job)
+    # Looking takes time: before a SIGKILL it might let the moment pass.
+    doing = progress.doing() if kill.how.startswith("SIG") else None
+    statuses = strike(job, kill, progress)
+    return doing or progress.doing(), statuses
 
 
 def _wrong_statuses(combination: Combination, kill: Kill, doing: str, statuses: list[int]) -> list[str]:

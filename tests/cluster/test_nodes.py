@@ -1,0 +1,41 @@
+"""A run of two processes looks like a run of one: one folder, one W&B run, one configuration, nothing said twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .drill import COMBINATIONS, run_folder, start
+
+# Bars redraw themselves; rules and blank lines are decoration.
+BAR = ("it/s", "batch/s", "image/s", "?it", "%|", "\x1b")
+
+
+def said(text: str) -> list[str]:
+    """The lines of an output that say something."""
+    lines = text.replace("\r", "\n").splitlines()
+    return [line.strip() for line in lines if any(map(str.isalpha, line)) and not any(mark in line for mark in BAR)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["spawn-auto-0w", "nodes-zero2-0w"])
+def test_two_processes_leave_one_of_everything(processes: Any, tmp_path: Path, name: str) -> None:
+    combination = replace(COMBINATIONS[name], extra=("logger=wandb", "wandb.mode=offline", "trainer.max_epochs=1"))
+    job = start(processes, combination, tmp_path / "home", WANDB_MODE="offline")
+    processes.wait(job, timeout=300)
+    runs = tmp_path / "home" / "runs"
+    assert [path.name for path in runs.iterdir()] == ["quickstart"]
+    assert [path.name for path in (runs / "quickstart").iterdir()] == ["drill"]
+    folder = run_folder(tmp_path / "home")
+    assert len(list(folder.rglob("offline-run-*"))) == 1
+    assert list(folder.rglob("*.wandb")) != []
+    assert list(folder.glob("**/config.yaml")) == [folder / "config.yaml"]
+    lines = [line for process in job for line in said(process.stdout) + said(process.stderr)]
+    assert [line for line, count in Counter(lines).items() if count > 1] == [], "\n".join(lines)
+    for process in job[1:]:
+        assert said(process.stdout) == []
