@@ -40,6 +40,8 @@ ID_LENGTH = 100
 """W&B allows 128 characters, also for the names of artifacts, which begin with a word of ours."""
 INIT_SECONDS, FINISH_SECONDS = 20, 60
 """How long W&B may take to begin a run online, and to send what is left at its end (the rest stays in the folder)."""
+FLUSH_SECONDS = 2
+"""What a killed job has logged until so long before lies in its folder."""
 NETWORK_COLUMNS = ("network", "params", "macs", "top1", "top5", "loss", "epoch", "step", "phase")
 _MEASURED = ("top1", "top5", "loss")
 _PRICES = ("params", "macs", "score", "bin")
@@ -142,6 +144,7 @@ class WandbRun:
             "quiet": True,
             "init_timeout": INIT_SECONDS,
             "finish_timeout": FINISH_SECONDS,
+            "x_transaction_log_flush_interval": FLUSH_SECONDS,
         }
         known = wandb.Settings.model_fields  # older versions lack some
         return wandb.init(
