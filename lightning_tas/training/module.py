@@ -9,6 +9,7 @@ What is logged stays a tensor. The host waits for the device once per optimiser 
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -91,6 +92,8 @@ class ClassifierModule(LightningModule):
                     "train.compile: true is not valid for a supernet: every sub-network would be compiled anew, for "
                     "longer than it trains; valid: false, or true for a phase that trains one network (retrain)"
                 )
+            # The tables of slots are traced instead of remembered, which is right.
+            warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
             self.net.compile()  # in place: parameters keep their names
 
     @property
