@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,15 +73,20 @@ def make_module(
 
 
 class Watch(pl.Callback):
-    """The rate and the depth of each optimiser step."""
+    """The rate and the depth of each optimiser step; saves after the first epoch where it is told a path."""
 
-    def __init__(self) -> None:
+    def __init__(self, save: str | None) -> None:
+        self.save = save
         self.rates: list[float] = []
         self.depths: list[int] = []
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
         self.rates.append(optimizer.param_groups[0]["lr"])
         self.depths.append(max(arch.depth for arch in module.architectures(trainer.global_step)))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if self.save is not None and trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.save)
 
 
 def loader(rank: int, ranks: int) -> DataLoader[Any]:
@@ -90,19 +97,21 @@ def loader(rank: int, ranks: int) -> DataLoader[Any]:
 
 def fit(
     strategy: str, sampler: str = "uniform", trainer: dict[str, Any] | None = None, net: dict[str, Any] | None = None,
-    ckpt_path: str | None = None, save: str | None = None, persist: int = 0, **train: Any,
+    ckpt_path: str | None = None, save: str | None = None, persist: int = 0, place: tuple[int, int] | None = None,
+    **train: Any,
 ) -> Fit:  # fmt: skip
     """Train for 8 steps (fewer with accumulation) on the processes that there are, and validate at the end.
 
-    `persist`: ZeRO-3 leaves parameters up to this size whole; 0 has all of them as shards.
+    `persist`: ZeRO-3 leaves parameters up to this size whole; 0 has all of them as shards. `place`: rank and number of
+    processes where a launcher (Lightning's own, for one) has yet to make the group.
     """
     # Not from the environment: Lightning tidies its variables away after a fit.
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, ranks = place or ((dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1))
     module = make_module(make_net(**(net or {})), strategy, sampler, **train)
     built = build_strategy(strategy, ranks, "cpu", find_unused=not module.sampler.covers_all_parameters)
     if zero_stage(strategy) == 3:
         built.config["zero_optimization"]["stage3_param_persistence_threshold"] = persist  # type: ignore[union-attr]
-    watch = Watch()
+    watch = Watch(save)
     options: dict[str, Any] = {
         "accelerator": "cpu", "devices": ranks, "strategy": built, "logger": False, "enable_progress_bar": False,
         "enable_model_summary": False, "enable_checkpointing": False, "use_distributed_sampler": False,
@@ -113,9 +122,15 @@ def fit(
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("ignore", message=".*LeafSpec")  # Lightning 2.6 on torch 2.14
         runner.fit(module, loader(rank, ranks), loader(rank, ranks), ckpt_path=ckpt_path, weights_only=True)
-    if save is not None:
-        runner.save_checkpoint(save)
     with gathered(module.net):
         weights = {name: p.detach().float().clone() for name, p in module.net.named_parameters()}
     metrics = {name: float(value) for name, value in runner.callback_metrics.items()}
     return Fit(weights, metrics, watch.rates, watch.depths, [str(w.message) for w in caught])
+
+
+if __name__ == "__main__":
+    # small.py STRATEGY NODES DEVICES OUTPUT: as a user's own script, started by Lightning or by torchrun.
+    name, nodes, devices, output = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    own = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
+    done = fit(name, trainer={"num_nodes": nodes, "devices": devices}, place=(own, nodes * devices), unused="zero")
+    torch.save(done, f"{output}-{own}")
