@@ -63,6 +63,7 @@ class RunCheckpoints(Checkpoint):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Handle signals from here on."""
+        _resume_by_epochs(trainer)
         self._signals.install(trainer, _guard(pl_module).requests)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,6 +130,16 @@ class RunCheckpoints(Checkpoint):
         self._saved = step
         if trainer.is_global_zero:
             prune(self.folder, step, self.settings.keep_last)
+
+
+def _resume_by_epochs(trainer: Trainer) -> None:
+    """Make Lightning go on from the end of an epoch with `max_steps` as it does without.
+
+    With `max_steps` it takes the finished epoch for one in its middle and counts another one without training it: later
+    epochs have wrong numbers, and a run that has `max_epochs` too may end at once, as if it were finished.
+    """
+    if hasattr(trainer.fit_loop, "_iteration_based_training"):
+        setattr(trainer.fit_loop, "_iteration_based_training", lambda: False)  # noqa: B010
 
 
 def _guard(module: LightningModule) -> StepGuard:
