@@ -19,6 +19,7 @@ from lightning_tas.launch.checkpoints import named_checkpoint
 from lightning_tas.launch.compare import compare, flat
 from lightning_tas.launch.files import write_text
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
+from lightning_tas.launch.signals import outside_fit
 from lightning_tas.launch.study import FINISHED, Study, read_study
 from lightning_tas.launch.trainer import check_trainer, world_size
 
@@ -85,7 +86,8 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
     context = phases.Context(config, folder, study, data_module=data)
     say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
     try:
-        _run_phases(context)
+        with outside_fit():  # within, `RunCheckpoints` handles the signals of each fit
+            _run_phases(context)
         say(f"written to {folder.path}")  # again, below the progress bars
         context.loggers.close()
     except (Exception, KeyboardInterrupt, SIGTERMException) as error:

@@ -216,6 +216,8 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
     with _matmul_precision(config.trainer.float32_matmul_precision):
         try:
             trainer.fit(module, datamodule=context.data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+        except SIGTERMException:
+            raise  # saved and stopped by `RunCheckpoints`; to Lightning every exception is an interruption
         except SystemExit:
             _if_stopped(trainer)
             raise
