@@ -1,6 +1,7 @@
 """`python -m lightning_tas.evaluate`: networks of a run or of a released checkpoint on the test set.
 
 Prints a table and writes `evaluation.json` into the run (or into `output_dir`, where that is given or there is no run).
+Under torchrun or srun the processes share the images.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from lightning_tas.commands.console import say
 from lightning_tas.commands.phases import result_table
 from lightning_tas.costs import cost
 from lightning_tas.evaluator import evaluate
-from lightning_tas.launch import provenance
+from lightning_tas.launch import group, provenance
 from lightning_tas.launch.files import make_folder
 from lightning_tas.launch.results import Specialised, write_result
 
@@ -25,22 +26,27 @@ WEIGHTS = {"live": "as trained", "ema": "averaged during training (EMA)", "offic
 
 def run(config: Config) -> None:
     """Measure what `ckpt` and `arch` name. Raises UserError before anything is measured or written."""
+    group.join(config.trainer.accelerator)
     source = trained.load(config)
     archs = trained.chosen(source, config.arch)
     data = build.data(config)
     net = trained.fit_to_data(source, data)
     loader = data.test_dataloader()
-    path = make_folder(where(config, source)) / "evaluation.json"
+    path = where(config, source) / "evaluation.json"
+    main = group.rank() == 0
+    if main:
+        make_folder(path.parent)
     say(f"{source.checkpoint}: weights {WEIGHTS[source.weights]}; test set of {config.data.name}")
     began = time.monotonic()
     asked = [source.logits_of(arch) for arch in archs.values()]
-    found = evaluate(net, asked, loader, device=build.device(config), progress=True)
+    found = evaluate(net, asked, loader, device=build.device(config), progress=main)
     seconds = time.monotonic() - began
     networks = []
     for (label, arch), accuracy in zip(archs.items(), found, strict=True):
         price = cost(arch, net)
         networks.append(Specialised(label, arch, int(price.params), int(price.macs), asdict(accuracy)))
-    write_result(path, networks, **_facts(config, source, net, data), timing={"evaluate_seconds": seconds})
+    if main:
+        write_result(path, networks, **_facts(config, source, net, data), timing={"evaluate_seconds": seconds})
     say(result_table(networks))
     say(f"samples: {found[0].samples:,}; written to {path}")
 

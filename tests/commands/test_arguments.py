@@ -27,7 +27,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["quickstart"], ["'quickstart' is not of the form key=value", "'recipe=quickstart'"]),
     ([Q, "plan"], ["'plan' is not of the form", "'plan=value'"]),
     (["--recipe", "quickstart"], ["'--recipe' is not an option", "key=value"]),
-    (["-m", Q], ["'-m' is not an option"]),
+    (["-p", Q], ["'-p' is not an option"]),
     ([Q, "data.batchsize=3"], ["data.batchsize: no such key", "Did you mean 'data.batch_size'"]),
     ([Q, "batch_size=3"], ["batch_size: no such key", "Did you mean 'data.batch_size'"]),
     ([Q, "dta.batch_size=3"], ["dta.batch_size: no such key", "Did you mean 'data.batch_size'"]),
