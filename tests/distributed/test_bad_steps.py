@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -34,12 +36,12 @@ class Case(NamedTuple):
 
 
 class Alternating:
-    """Deep and shallow networks by turns; the deep ones alone where every parameter has to have a gradient."""
+    """Deep and shallow networks by turns."""
 
-    def __init__(self, net: ElasticViT, deep: bool) -> None:
-        space = net.space
-        self.archs = (space.largest(),) if deep else (space.largest(), space.smallest())
-        self.covers_all_parameters = deep
+    covers_all_parameters = False
+
+    def __init__(self, net: ElasticViT) -> None:
+        self.archs = (net.space.largest(), net.space.smallest())
 
     def __call__(self, step: int) -> list[Any]:
         return [self.archs[step % len(self.archs)]]
@@ -117,7 +119,7 @@ def fit(case: Case) -> dict[str, Any]:
     from lightning_tas.launch.strategies import build_strategy
 
     net = make_net()
-    module = Faulty(net, Alternating(net, case.strategy == "deepspeed_stage_3"), settings(), BATCH * RANKS)
+    module = Faulty(net, Alternating(net), settings(), BATCH * RANKS)
     module.case = case
     module.unused = case.unused
     trainer = pl.Trainer(
@@ -142,7 +144,7 @@ def fit_all(cases: list[Case]) -> list[dict[str, Any]]:
 def by_construction(case: Case, skipped: bool = True) -> tuple[dict[str, Tensor], list[float]]:
     """One process, a plain loop over both ranks' batches that passes over the bad step; the norms of the others."""
     net = make_net()
-    sampler = Alternating(net, case.strategy == "deepspeed_stage_3")
+    sampler = Alternating(net)
     optimiser = build_optimiser(net, settings(), 1e-3)
     curve, norms = plan(settings(), 1e-3, STEPS, STEPS), []
     for step in range(STEPS):
@@ -224,3 +226,26 @@ def test_zero_leaves_the_same_step_out_or_stops_everywhere(processes: Any) -> No
             Case("deepspeed_stage_3", "gradient", unused="zero"),
         ],
     )
+
+
+@pytest.mark.slow
+def test_fit_ends_with_status_3_on_every_rank(processes: Any, tmp_path: Path) -> None:
+    """A learning rate that makes weights infinite at the first step."""
+    arguments = [
+        "recipe=quickstart", "phases=[supernet]", "sampler.name=uniform", "data.train_subset=256", "data.num_workers=0",
+        "train.lr=1e30", "train.warmup_epochs=0", f"train.max_bad_steps={LIMIT}", "trainer.devices=2",
+        "trainer.accelerator=cpu", f"output_dir={tmp_path}", "run=diverges",
+    ]  # fmt: skip
+    place = {"WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
+    place["MASTER_PORT"] = sys.modules["processes"].free_port()
+    started = [
+        processes.command(
+            "python", "-m", "lightning_tas.fit", *arguments,
+            env={key: str(value) for key, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()},
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    assert processes.wait(started, timeout=180, check=False) == [3, 3]
+    messages = [process.stderr.count("lightning_tas.fit: ") for process in started]
+    assert messages == [1, 0] and f"train.max_bad_steps={LIMIT}" in started[0].stderr
+    assert "Traceback" not in started[0].stderr + started[1].stderr
