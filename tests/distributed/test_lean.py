@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError
 from lightning_tas.training.lean import lean_mean
 
 sys.path.insert(0, str(Path(__file__).parent))  # here and in the processes that import this file
@@ -139,3 +141,14 @@ def test_training_equals_the_summed_loss_on_two_processes(processes: Any) -> Non
             assert made[strategy].distance(made["summed"]) < 1e-5, strategy
             assert not made[strategy].warned
         assert made["bf16"].distance(made["summed bf16"]) < made["summed"].distance(made["summed bf16"])
+
+
+def test_idle_and_impossible_settings_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = small.make_module(small.make_net(), sampler="uniform", memory_lean=True)
+    module._trainer = SimpleNamespace(strategy=SimpleNamespace(zero_stage_3=False), global_step=0)
+    with pytest.warns(UserWarning, match="memory_lean is ignored"):
+        module.on_fit_start()
+    module._trainer.strategy.zero_stage_3 = True
+    monkeypatch.delattr(type(module.net), "touch")
+    with pytest.raises(UserError, match="touch"):
+        module.on_fit_start()
