@@ -94,7 +94,7 @@ def work(case: Case, output: Path) -> None:
         trainer = build_trainer(
             config, RunFolder(Path(folder)), 0, "supernet", [rounds], find_unused=case.sampler == "uniform"
         )
-        trainer.profiler = clock
+        trainer.profiler = clock  # type: ignore[attr-defined]
         rounds.clock = clock
         before = resident()
         trainer.fit(module, datamodule=data)

@@ -23,7 +23,8 @@ def compare(straight: Path, other: Path) -> list[str]:
     for name in sorted(_names(straight / "runs") & _names(other / "runs")):
         a, b = straight / "runs" / name, other / "runs" / name
         if a.name in ("result.json", "selection.json"):
-            found += differences(*(comparable(json.loads(path.read_text())) for path in (a, b)), name)
+            left, right = (comparable(json.loads(path.read_text())) for path in (a, b))
+            found += differences(left, right, name)
         elif a.suffix in (".ckpt", ".pt"):
             found += differences(_load(a), _load(b), name)
         elif a.suffix != ".png" and a.read_bytes() != b.read_bytes():
