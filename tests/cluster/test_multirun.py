@@ -186,7 +186,7 @@ def test_jobs_may_have_two_processes_and_ctrl_c_stops_all(processes: Any, tmp_pa
     )  # fmt: skip
     sweep = processes.command(*argv, "-m")
     folders = [tmp_path / "runs" / "quickstart" / f"s-0{number}" for number in range(3)]
-    end = time.monotonic() + 150
+    end = time.monotonic() + 200
     while not (folders[1] / "phases" / "00-supernet" / "checkpoints").is_dir():
         assert sweep.status is None and time.monotonic() < end, sweep.report()
         time.sleep(0.2)
