@@ -33,7 +33,7 @@ class Decision:
     bad: bool = False  # leave weights and moments alone
     save: bool = False
     stop: bool = False
-    bad_loss: bool = False  # the loss is why; else the gradient
+    bad_loss: int | None = None  # a rank whose loss is why; None: it is the gradient, which all ranks share
     grad_norm: float = NAN  # before clipping; NaN where it is not finite, or was not given
 
 
@@ -69,19 +69,27 @@ class StepGuard:
         save, stop = self.requests.save, self.requests.stop
         # Filled by a kernel: copying host numbers to the device would make the host wait.
         asked = [torch.full((), float(flag), device=device) for flag in (save, stop)]
-        flags = torch.stack([self._bad_loss, (~finite).float(), *asked, torch.where(finite, norm, 0.0)])
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        blame = self._bad_loss * (1 + dist.get_rank() if together else 1)
+        flags = torch.stack([blame, (~finite).float(), *asked, torch.where(finite, norm, 0.0)])
+        if together:
             dist.all_reduce(flags, dist.ReduceOp.MAX)
-        bad_loss, bad_norm, save_any, stop_any, value = flags.tolist()
+        blamed, bad_norm, save_any, stop_any, value = flags.tolist()
         self._bad_loss = None
-        bad = bool(bad_loss or bad_norm)
+        bad = bool(blamed or bad_norm)
         self.total += bad
         self.in_a_row = self.in_a_row + 1 if bad else 0
         if save:
             self.requests.save = False  # granted; a request to stop holds until it is obeyed
         known = grad_norm is not None and not bad_norm
-        self.last = Decision(bad, bool(save_any), bool(stop_any), bool(bad_loss), value if known else NAN)
+        rank = int(blamed) - 1 if blamed else None
+        self.last = Decision(bad, bool(save_any), bool(stop_any), rank, value if known else NAN)
         return self.last
+
+    def forget(self) -> None:
+        """Drop what was noted for a step that never came: training begins, or begins again."""
+        self._bad_loss = None
+        self.last = Decision()
 
     def state_dict(self) -> dict[str, int]:
         """The counters, as plain numbers."""

@@ -54,7 +54,8 @@ class ClassifierModule(LightningModule):
         class_names: kept in checkpoints for whoever uses the network.
 
     Besides its losses a module logs ``train/grad_norm`` (before clipping) and ``train/bad_steps``: how many optimiser
-    steps were left out so far because a loss or gradient was not finite on some rank.
+    steps were left out so far because a loss or gradient was not finite on some rank. Such a step counts as a step:
+    schedule and sampler go on.
     """
 
     kind: ClassVar[str]
@@ -124,6 +125,10 @@ class ClassifierModule(LightningModule):
         """Logits (B, classes) of images (B, C, H, W)."""
         logits: Tensor = self.net(images) if arch is None else self.net(images, arch)
         return logits
+
+    def on_fit_start(self) -> None:
+        self.guard.forget()
+        self._batches = []
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # The batch index, not the global step: that one repeats across accumulated batches.
@@ -201,7 +206,8 @@ class ClassifierModule(LightningModule):
         where = (
             f"step {self.global_step} (epoch {self.current_epoch}, "
             + (f"batch {last}" if first == last else f"batches {first} to {last}")
-            + f"): the {'loss' if decision.bad_loss else 'gradient'} is not finite"
+            + ("): the gradient" if decision.bad_loss is None else f" of rank {decision.bad_loss}): the loss")
+            + " is not finite"
         )
         if count < limit:
             if count == 1:

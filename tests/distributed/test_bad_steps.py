@@ -173,18 +173,20 @@ def check(case: Case, results: list[dict[str, Any]], tolerance: float = 1e-5) ->
     for result in results:
         assert result["guard"] == {"total": 1, "in_a_row": 0}, case
         for name, value in result["weights"].items():
-            assert float((value - wanted[name]).abs().max()) < tolerance, (case, name)
             assert torch.equal(value, results[0]["weights"][name])
+            assert case.precision != "32-true" or float((value - wanted[name]).abs().max()) < tolerance, (case, name)
         per_step = result["logged"]
         assert [count for _, count in per_step] == [0, 1, 1, 1, 1] if case.accumulate > 1 else [0, 0, 1, 1, 1]
         assert min(norms) > CLIP
-        assert [norm for norm, _ in per_step if math.isfinite(norm)] == pytest.approx(norms, rel=1e-4)
+        assert [norm for norm, _ in per_step if math.isfinite(norm)] == pytest.approx(
+            norms, rel=1e-4 if case.precision == "32-true" else 0.05
+        )
 
 
 def check_stopped(result: dict[str, Any]) -> None:
     arch = make_net().space.smallest()
     assert result["status"] == 3
-    for part in ("step 3 (epoch 0, batch 3)", "loss", f"train.max_bad_steps={LIMIT}", f"{arch.id} {arch!r}"):
+    for part in ("step 3 (epoch 0, batch 3 of rank 1)", "loss", f"train.max_bad_steps={LIMIT}", f"{arch.id} {arch!r}"):
         assert part in result["message"]
     assert all(torch.isfinite(value).all() for value in result["weights"].values())
 
@@ -221,6 +223,7 @@ def test_zero_leaves_the_same_step_out_or_stops_everywhere(processes: Any) -> No
             Case("deepspeed_stage_2", "loss", unused="zero"),
             Case("deepspeed_stage_2", "gradient", unused="zero"),
             Case("deepspeed_stage_2", "loss", accumulate=2, unused="zero"),
+            Case("deepspeed_stage_2", "gradient", unused="zero", precision="bf16-mixed"),
             Case("deepspeed_stage_1", "gradient", unused="zero"),
             Case("deepspeed_stage_3", "loss", unused="zero"),
             Case("deepspeed_stage_3", "gradient", unused="zero"),

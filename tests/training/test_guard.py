@@ -105,10 +105,10 @@ def test_the_guard_counts_grants_and_forgets() -> None:
     guard, fine, bad = StepGuard(), torch.tensor(1.0), torch.tensor(math.nan)
     guard.note_loss(fine)
     guard.note_loss(bad)
-    assert guard.decide(fine) == guard.last and guard.last.bad and guard.last.bad_loss
+    assert guard.decide(fine) == guard.last and guard.last.bad and guard.last.bad_loss == 0
     guard.note_loss(fine)
     assert guard.last == Decision()  # a batch that only accumulates decides nothing
-    assert guard.decide(torch.tensor(math.inf)).bad and not guard.last.bad_loss and math.isnan(guard.last.grad_norm)
+    assert guard.decide(torch.tensor(math.inf)).bad and guard.last.bad_loss is None and math.isnan(guard.last.grad_norm)
     assert guard.state_dict() == {"total": 2, "in_a_row": 2}
     guard.requests.save = guard.requests.stop = True
     for save in (True, False):
@@ -122,6 +122,10 @@ def test_the_guard_counts_grants_and_forgets() -> None:
     assert other.decide().bad and other.state_dict() == {"total": 6, "in_a_row": 5}
     with pytest.raises(AssertionError, match="no loss"):
         guard.decide()
+    guard.note_loss(bad)
+    guard.forget()
+    guard.note_loss(fine)
+    assert not guard.decide().bad
 
 
 @pytest.mark.parametrize("fault", ["loss", "gradient"])
@@ -132,7 +136,8 @@ def test_a_bad_step_is_as_if_it_had_not_been(
     module = make_module(TrainConfig(**PLAIN), net=make_net(drop_path_rate=0.0))
     module.unused = unused
     log = Log()
-    with pytest.warns(UserWarning, match=rf"step 2 \(epoch 0, batch 2\): the {fault} is not finite"):
+    place = "batch 2 of rank 0" if fault == "loss" else "batch 2"
+    with pytest.warns(UserWarning, match=rf"step 2 \(epoch 0, {place}\): the {fault} is not finite"):
         make_trainer(max_epochs=1, callbacks=[log]).fit(spoil(module, (2,), fault), make_loader(48))
     wanted, _ = plain_loop(make_net, make_loader(48), module.sampler, (2,), unused)
     other, _ = plain_loop(make_net, make_loader(48), module.sampler, (), unused)
@@ -221,7 +226,7 @@ def test_too_many_in_a_row_end_training(make_module: Make, make_loader: Make, ma
         make_trainer().fit(module, make_loader(64))
     arch = module.sampler(4)[0]
     assert stopped.value.status == 3
-    for part in ("step 4 (epoch 0, batch 4)", "loss", "train.max_bad_steps=3", f"{arch.id} {arch!r}"):
+    for part in ("step 4 (epoch 0, batch 4 of rank 0)", "loss", "train.max_bad_steps=3", f"{arch.id} {arch!r}"):
         assert part in str(stopped.value)
     fewer = spoil(make_module(TrainConfig(max_bad_steps=3, **PLAIN)), (0, 2, 3))
     make_trainer().fit(fewer, make_loader(64))
