@@ -81,6 +81,11 @@ def validate(config: Config) -> None:
     _sampler(config.sampler.name)
     check_data(config.data)
     config.train.check()
+    if config.train.compile and "supernet" in config.phases:
+        raise UserError(
+            "train.compile: true is not valid for a supernet: every sub-network would be compiled anew; "
+            "valid: false, or true with phases=[retrain]"
+        )
     _select(config)
     for key in ("ckpt", "train.from_checkpoint"):
         value = get(config, key)
