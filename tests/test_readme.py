@@ -69,9 +69,9 @@ def test_the_listed_commands_name_real_modules_recipes_and_keys() -> None:
         _, _, module, *arguments = shlex.split(call)
         assert module.removeprefix("lightning_tas.") in {"fit", "evaluate", "export"}
         for argument in arguments:
-            if argument == "--help":
+            if argument in ("--help", "-m"):
                 continue
             key, _, value = argument.partition("=")
             assert key in valid, call
             if key == "recipe" and not value.startswith("./"):
-                assert value in recipes.packaged(), call
+                assert set(value.split(",")) <= set(recipes.packaged()), call
