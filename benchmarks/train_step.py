@@ -3,9 +3,11 @@
 For each size the network that the published supernet allocates (which has a timm twin of the same depth, width, heads
 and MLP) is trained by the recipe's own Trainer: loader with its augmentation, mixing, gradient guard, clipping, AdamW,
 logging. Within the same processes, turn and turn about in every round: the bare supernet (forward, loss, backward), the
-bare timm ViT, and timm's in a plain loop with AdamW. Printed are medians over rounds (and the least), and ratios of
-the rounds' pairs; "outside the model" is the Trainer's step less the bare supernet's. Images are made up (noise of
-224 x 224), so nothing is read from disk, but cropped, augmented and normalised like real ones.
+bare timm ViT, and timm's in a plain loop with AdamW. Printed are medians over rounds (and the least), and medians of
+the rounds' ratios: "Trainer / timm loop" of images per second (1: as fast), "bare step / timm" of time; "outside model"
+is the Trainer's step less the bare supernet's. Images are made up (noise, 224 x 224): nothing is read from disk, but
+they are cropped, augmented and normalised like real ones. Peak memory is torch's on a GPU (with the rivals' unless
+`--memory`); on CPU it is what the process has gained since before training.
 
     python benchmarks/train_step.py --sizes tiny --rounds 5
     python benchmarks/train_step.py --device cuda --precision bf16-mixed --batch 128 --workers 12 --json out.json
@@ -49,32 +51,34 @@ class Row:
         return statistics.median(a / b for a, b in pairs)
 
     def cells(self) -> list[object]:
-        """The cells of the table of speeds."""
+        """The cells that both tables have."""
         case, step = self.case, self.seconds["step"]
-        images = case.batch * case.processes
         return [
-            case.size,
-            case.title,
-            case.processes,
-            case.batch,
+            *(case.size, case.title, case.precision, case.processes, case.batch),
             f"{1000 * statistics.median(step):.1f}",
             f"{1000 * min(step):.1f}",
-            f"{images / statistics.median(step):.1f}",
+            f"{case.batch * case.processes / statistics.median(step):.1f}",
+            f"{self.memory:.2f}",
+        ]
+
+    def compared(self) -> list[object]:
+        """The cells of the comparison with timm, and the shares of the step."""
+        images = self.case.batch * self.case.processes
+        return [
             f"{images / statistics.median(self.seconds['timm loop']):.1f}",
             f"{self.ratio('timm loop', 'step'):.2f}",
             f"{self.ratio('model', 'timm'):.2f}",
             f"{100 * (1 - self.ratio('model', 'step')):.1f}",
             f"{100 * self.shares['loader']:.1f}",
             f"{100 * self.shares['optimiser']:.1f}",
-            f"{self.memory:.2f}",
         ]
 
 
-SPEEDS = (
-    "size", "training", "processes", "batch", "ms/step", "least", "images/s", "timm loop [images/s]", "Trainer / timm",
-    "bare step / timm", "outside model [%]", "loader [%]", "optimiser [%]", "peak [GiB]",
+SPEEDS = ("size", "training", "precision", "processes", "batch", "ms/step", "least", "images/s", "peak [GiB]")
+COMPARED = (
+    "timm loop [images/s]", "Trainer / timm loop", "bare step / timm", "outside model [%]", "loader [%]",
+    "optimiser [%]",
 )  # fmt: skip
-MEMORY = ("size", "training", "batch", "ms/step", "peak [GiB]")
 
 
 def cases(given: argparse.Namespace) -> Iterator[Case]:
@@ -154,10 +158,9 @@ def table(rows: list[Row], memory: bool) -> str:
     """The rows as text."""
     from lightning_tas.analysis.tables import text_table
 
-    if not memory:
+    if memory:
         return text_table(SPEEDS, [row.cells() for row in rows])
-    cells = [[*row.cells()[:2], row.case.batch, row.cells()[4], f"{row.memory:.2f}"] for row in rows]
-    return text_table(MEMORY, cells)
+    return text_table([*SPEEDS, *COMPARED], [[*row.cells(), *row.compared()] for row in rows])
 
 
 def arguments() -> argparse.Namespace:
@@ -204,7 +207,7 @@ def main() -> int:
         log.info("%s, %s, %s: %.1f ms (load %.1f)", case.size, case.title, case.precision, 1000 * step, load)
         if given.json is not None:
             given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    log.info("\n%s, %s\n%s", given.device, ", ".join(given.precision), table(rows, given.memory))
+    log.info("\n%s\n%s", given.device, table(rows, given.memory))
     return 1 if failed else 0
 
 
