@@ -20,6 +20,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.errors import UserError
+from lightning_tas.launch.run_folder import global_rank
 from lightning_tas.launch.signals import FitSignals
 from lightning_tas.training.sharded import step_of
 
@@ -226,7 +227,8 @@ def newest_whole(folder: Path, key: str = "resume") -> tuple[Path | None, int]:
         reason = flaw(path, step)
         if reason is None:
             return path, step
-        warnings.warn(f"{key}: {path} is broken and left out ({reason})", stacklevel=2)
+        if global_rank() == 0:  # processes that Lightning started each look for themselves
+            warnings.warn(f"{key}: {path} is broken and left out ({reason})", stacklevel=2)
     if found:
         raise UserError(f"{key}: all checkpoints in {str(folder)!r} are broken; remove them to start the phase again")
     return None, 0

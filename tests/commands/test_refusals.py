@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 from lightning_tas.commands.entry import main
-from lightning_tas.commands.phases import newest_whole
 from lightning_tas.errors import UserError
 from lightning_tas.launch.results import read_selection
 from lightning_tas.launch.run_folder import RunFolder
@@ -86,22 +83,6 @@ def test_broken_records_are_mistakes(text: str, tmp_path: Path) -> None:
         read_study(path)
     with pytest.raises(UserError, match=r"selection: .*record\.json"):
         read_selection(path)
-
-
-def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
-    assert newest_whole(tmp_path) == (None, 0)
-    torch.save({"global_step": 3}, tmp_path / "epoch=0000-step=0000003.ckpt")
-    torch.save({"global_step": 4}, tmp_path / "last.ckpt")
-    assert newest_whole(tmp_path) == (tmp_path / "last.ckpt", 4)
-    whole = (tmp_path / "last.ckpt").read_bytes()
-    for torn in (b"", whole[: len(whole) // 2]):
-        (tmp_path / "last.ckpt").write_bytes(torn)
-        with pytest.warns(UserWarning, match=r"last\.ckpt is broken"):
-            assert newest_whole(tmp_path) == (tmp_path / "epoch=0000-step=0000003.ckpt", 3)
-    (tmp_path / "epoch=0000-step=0000003.ckpt").write_bytes(b"")
-    with warnings.catch_warnings(), pytest.raises(UserError, match="all checkpoints"):
-        warnings.simplefilter("ignore")
-        newest_whole(tmp_path)
 
 
 def test_one_process_in_a_run_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
