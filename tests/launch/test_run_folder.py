@@ -31,19 +31,28 @@ def test_a_file_in_the_way_is_a_user_error(tmp_path):
         RunFolder.locate(tmp_path, "quickstart", "a", seed=0).create()
 
 
-def test_default_names_follow_slurm_and_children_follow_rank_0(monkeypatch):
-    for variable in ("RANK", "SLURM_PROCID", "LOCAL_RANK", "SLURM_JOB_ID", RUN_VARIABLE):
+LAUNCHERS = ("RANK", "SLURM_PROCID", "SLURM_NTASKS", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", RUN_VARIABLE)
+
+
+def test_default_names_follow_slurm_also_for_requeued_and_array_jobs(monkeypatch):
+    for variable in (*LAUNCHERS, "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
         monkeypatch.delenv(variable, raising=False)
+    assert default_run_name(7).endswith("-seed7")
     monkeypatch.setenv("SLURM_JOB_ID", "123")
     assert default_run_name(0) == "slurm-123"
-    monkeypatch.delenv("SLURM_JOB_ID")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "120")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert default_run_name(0) == "slurm-120_3"
+
+
+def test_processes_that_lightning_starts_find_the_folder_of_rank_0(monkeypatch, tmp_path):
+    for variable in LAUNCHERS:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(RUN_VARIABLE, "left by somebody")
+    assert RunFolder.begun() is None  # rank 0 chooses
+    folder = RunFolder(tmp_path / "run").create()
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(UserError, match="run=NAME"):
-        default_run_name(0)
-    monkeypatch.setenv(RUN_VARIABLE, "chosen")
-    assert default_run_name(0) == "chosen"
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert default_run_name(7).endswith("-seed7")
+    assert RunFolder.begun() == folder
 
 
 def test_a_study_remembers_and_refuses_another_plan(tmp_path):
