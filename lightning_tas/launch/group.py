@@ -230,6 +230,10 @@ def leave() -> None:
     global _line
     line, _line = _line, None
     if line is None:
+        # DeepSpeed makes a group for one process too.
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
         return
     import torch.distributed as dist
 

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from lightning_tas.training.config import TrainConfig
 
 FINAL = "final.ckpt"
+# What libraries say of themselves and of each other, and no user can change.
+_NOT_OURS = (
+    r".*isinstance\(treespec, LeafSpec\)",  # Lightning 2.6 on torch 2.11 and later
+    r"barrier\(\): using the device under current context",  # Lightning and DeepSpeed on nccl
+)
 
 
 class ProgressBar(TQDMProgressBar):
@@ -139,6 +144,8 @@ def build_trainer(
     if not settings.strategy.startswith("deepspeed"):
         plugins.append(AtomicCheckpointIO())  # DeepSpeed writes for itself
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_no_tips)
+    for message in _NOT_OURS:
+        warnings.filterwarnings("ignore", message=message)
     made = loggers.for_phase(phase, index, restored_step)
     return Trainer(
         **_settings(settings),
