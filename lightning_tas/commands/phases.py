@@ -33,7 +33,7 @@ from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.agreement import Agreement
-from lightning_tas.launch.checkpoints import NAME, flaw, named_checkpoint, newest_whole
+from lightning_tas.launch.checkpoints import NAME, check_settings, flaw, named_checkpoint, newest_whole
 from lightning_tas.launch.files import write_json
 from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
@@ -163,6 +163,7 @@ def check(config: Config) -> None:
         if name not in PHASES:
             raise unknown("phases", name, PHASES)
     check_loggers(config)
+    check_settings(config.checkpoint)
     places = [list(PHASES).index(name) for name in config.phases]
     if places != sorted(places):
         ordered = [name for name in PHASES if name in config.phases]

@@ -18,6 +18,7 @@ WHOLE = "embed_dim: [16], depth: [1], num_heads: [1], mlp_ratio: [1]"
 MISTAKES: list[tuple[list[str], list[str]]] = [
     (["run=" + "x" * 300], ["output_dir: cannot create", "too long"]),
     (["output_dir=/dev/null"], ["output_dir: cannot create"]),
+    (["checkpoint.keep_last=0"], ["checkpoint.keep_last: 0 is not valid", "-1 (keep all)"]),
     (["space={}"], ["space: embed_dim is missing"]),
     (["space={embed_dim: [16], depth: [1], num_heads: [1]}"], ["space: mlp_ratio is missing"]),
     ([f"space={{{WHOLE}, colour: [2]}}"], ["space: 'colour' is not valid", "num_heads"]),
