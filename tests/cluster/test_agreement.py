@@ -12,7 +12,7 @@ from lightning_tas.launch import agreement
 
 
 class Module(torch.nn.Module):
-    """The parts of a LightningModule that are looked at; `first` makes the sub-networks of the steps before it equal."""
+    """The parts of a LightningModule that are looked at; sub-networks of the steps before `first` are equal."""
 
     def __init__(self, width: int = 4, first: int = 0, score: float | None = 1.0) -> None:
         super().__init__()
