@@ -231,9 +231,9 @@ def leave() -> None:
     line, _line = _line, None
     if line is None:
         # DeepSpeed makes a group for one process too.
-        dist = sys.modules.get("torch.distributed")
-        if dist is not None and dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
+        loaded = sys.modules.get("torch.distributed")
+        if loaded is not None and loaded.is_available() and loaded.is_initialized():
+            loaded.destroy_process_group()
         return
     import torch.distributed as dist
 
