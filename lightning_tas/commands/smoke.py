@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lightning_tas.launch import environment
+
 SMALLEST_SIDE = 8  # pixels; augmentations need a few
 IMAGES = 64
 EPOCHS = 2
@@ -21,7 +23,9 @@ def overrides(tree: Any) -> dict[str, Any]:
     patch = int(tree.model.patch_size)
     margin = float(tree.select.margin)
     side = patch * max(2, math.ceil(SMALLEST_SIDE / patch))
+    processes: dict[str, Any] = {} if environment.launched() else {"trainer.devices": 1, "trainer.num_nodes": 1}
     return {
+        **processes,
         "data.name": "synthetic",
         "data.root": None,
         "data.img_size": side,
@@ -38,8 +42,6 @@ def overrides(tree: Any) -> dict[str, Any]:
         "train.warmup_epochs": 1,
         "trainer.max_epochs": EPOCHS,
         "trainer.max_steps": None,
-        "trainer.devices": 1,
-        "trainer.num_nodes": 1,
         "trainer.precision": "32-true",
         "trainer.accumulate_grad_batches": 1,
         "trainer.limit_train_batches": 2,
