@@ -105,8 +105,12 @@ class RunCheckpoints(Checkpoint):
             self._signals.stop(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the signals alone."""
+        """Leave the signals alone; on Ctrl-C let the processes that Lightning started end by themselves."""
         self._signals.remove()
+        if isinstance(exception, KeyboardInterrupt):
+            # They were interrupted too, or learn it from this one. Lightning would kill them, and then this process for
+            # their status, which would be 137 instead of 130.
+            getattr(trainer.strategy.launcher, "procs", []).clear()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the signals alone; a request to stop that came after the last step is obeyed now."""
