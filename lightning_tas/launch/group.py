@@ -100,6 +100,7 @@ class Line:
     def fail(self, failure: Failure) -> Failure:
         """Make `failure` known, and return the one that counts: another may have been first."""
         self._ending.set()
+        release_children()
         if self.store.add("failures", 1) == 1:
             self.store.set("failed", pickle.dumps(failure))  # type: ignore[arg-type]
         _poll(lambda: self.store.check(["failed"]), FAREWELL_SECONDS)
@@ -140,6 +141,7 @@ class Line:
             failure = self.failure()
             if failure is not None and not ready():
                 self._ending.set()
+                release_children()
                 raise failure.error()
         except RuntimeError as error:
             reason = " ".join(str(error).split())
@@ -148,12 +150,16 @@ class Line:
             raise Stopped(f"another process of this run did not answer for {AGREE_SECONDS:.0f} s", 1)
 
     def _watch(self) -> None:
-        """End this process when another has failed and the main thread does not hear of it."""
-        with contextlib.suppress(RuntimeError):  # the store is gone with the process that held it
+        """End this process when another has failed, or has taken the store with it, and the main thread hears nothing.
+
+        Gloo notices a lost process at once, nccl after minutes, for which the GPU would be taken.
+        """
+        try:
             while not self._ending.wait(1.0):
                 failure = self.failure()
                 if failure is None:
                     continue
+                release_children()
                 signalled = failure.status in (INTERRUPTED, TERMINATED)
                 if self._ending.wait(GRACE_ON_SIGNAL_SECONDS if signalled else GRACE_SECONDS):
                     return
@@ -161,6 +167,11 @@ class Line:
                     sys.stderr.write(f"\nlightning_tas: {failure.message}\n")
                     sys.stderr.flush()
                 os._exit(failure.status)
+        except RuntimeError:  # the store is gone with the process that held it
+            if not self._ending.wait(GRACE_SECONDS):
+                sys.stderr.write("\nlightning_tas: lost the process or the node that started first\n")
+                sys.stderr.flush()
+                os._exit(1)
 
 
 _line: Line | None = None
@@ -329,6 +340,17 @@ def agreed(error: BaseException) -> BaseException:
 def is_agreed(error: BaseException) -> bool:
     """Whether all processes know of `error`."""
     return getattr(error, "lightning_tas_agreed", False)
+
+
+def release_children() -> None:
+    """From here on processes end on purpose: Lightning must not kill this one because one that it started did so.
+
+    It looks every few seconds for those that ended with a status other than 0, and every phase has a launcher of its
+    own, of which only the first one knows them. One that is gone without a word is still noticed, by its connection.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "child-process-observer":
+            getattr(thread, "_child_processes", []).clear()
 
 
 def _failure_of(error: BaseException, rank: int) -> Failure:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Protocol
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from lightning_tas.launch import group
 from lightning_tas.launch.run_folder import global_rank
 
 STATUS = 143  # 128 + SIGTERM, as shells say it
@@ -123,8 +124,7 @@ class FitSignals:
             job = slurm_job()
             if job is not None:
                 requeue(job)
-        # Processes that Lightning started end now, on purpose: it must not kill this one for that.
-        getattr(trainer.strategy.launcher, "procs", []).clear()
+        group.release_children()
         if self._requests is not None:
             self._requests.stop = False
         raise SIGTERMException

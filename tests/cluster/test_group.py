@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
@@ -104,6 +106,50 @@ def test_a_process_that_waits_for_a_failed_one_ends_with_it(processes: Processes
     started = _start(processes, script, 2)
     assert processes.wait(started, timeout=90, check=False) == [3, 3]
     assert [process.stderr.count("20 bad steps in a row") for process in started] == [1, 0]
+
+
+GONE = """
+import os, signal, time
+from lightning_tas.launch import group
+group.GRACE_SECONDS = 0.5
+group.join("cpu")
+group.barrier()
+if group.rank() == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+def test_a_process_that_waits_for_a_killed_first_one_ends(processes: Processes, tmp_path: Path) -> None:
+    """As it would in a collective of nccl, which itself waits for minutes."""
+    script = tmp_path / "gone.py"
+    script.write_text(GONE)
+    started = _start(processes, script, 2)
+    assert processes.wait(started, timeout=50, check=False) == [-9, 1]
+    assert "lost the process or the node that started first" in started[1].stderr
+
+
+@pytest.mark.parametrize("on_purpose", [True, False])
+def test_lightning_kills_no_process_for_children_that_end_on_purpose(on_purpose: bool) -> None:
+    def child(code: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-S", "-c", code])
+
+    parent, children = child("import time; time.sleep(60)"), [child("raise SystemExit(3)")]
+    try:
+        children[0].wait(30)
+        observer = _ChildProcessObserver(parent.pid, list(children), sleep_period=1)
+        observer.start()
+        if on_purpose:
+            group.release_children()
+        observer.join(30)
+        assert not observer.is_alive()
+        if on_purpose:
+            assert parent.poll() is None
+        else:
+            assert parent.wait(30) == -9
+    finally:
+        parent.kill()
+        parent.wait()
 
 
 ALONE = """
