@@ -30,6 +30,8 @@ from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, Strateg
 from torch import Tensor, nn
 
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.launch import group
+from lightning_tas.launch.checkpoint_io import cannot_write
 from lightning_tas.training.config import TrainConfig
 
 STRATEGIES = ("auto", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
@@ -82,14 +84,18 @@ def check_strategy(
             f"train.memory_lean: not with trainer.precision={precision}: gradients inside a step would not be scaled "
             "and would vanish in float16; valid: bf16-mixed, 32-true"
         )
+    if accelerator == "cpu" and precision.startswith("16"):
+        raise UserError(f"trainer.precision: {precision} needs a GPU; valid on CPU: 32-true, bf16-mixed")
     if not stage:
+        if precision == "16-true":
+            raise UserError(
+                f"trainer.precision: {precision} with trainer.strategy={name}: without float32 copies of the weights, "
+                "which only DeepSpeed keeps, AdamW's second moments vanish in float16 and weights become NaN; valid: "
+                "16-mixed, bf16-mixed"
+            )
         return
     if precision not in ZERO_PRECISIONS:
         raise unknown("trainer.precision", precision, ZERO_PRECISIONS)
-    if accelerator == "cpu" and precision.startswith("16"):
-        raise UserError(
-            f"trainer.precision: {precision} needs a GPU under DeepSpeed; valid on CPU: 32-true, bf16-mixed"
-        )
     if clip_algorithm == "value":
         raise UserError("trainer.gradient_clip_algorithm: 'value' is not possible under DeepSpeed; valid: norm")
     if stage == 3:
@@ -197,8 +203,21 @@ class ZeroStrategy(DeepSpeedStrategy):
         yield
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Every rank writes its shards into a hidden neighbour; once all have, rank 0 renames it. Collective."""
+        """Every rank writes its shards into a hidden neighbour; once all have, rank 0 renames it. Collective.
+
+        Raises:
+            UserError: this rank cannot write its shards. The others have been told: they may wait for this one inside
+                of DeepSpeed, where nothing can be agreed on.
+        """
         target = Path(self.broadcast(filepath))
+        try:
+            self._write(checkpoint, target, storage_options)
+        except (OSError, RuntimeError) as error:  # torch's writer turns what the system said into a RuntimeError
+            if group.is_lost(error):
+                raise
+            raise group.settle(cannot_write(target, error)) from error
+
+    def _write(self, checkpoint: dict[str, Any], target: Path, storage_options: Any) -> None:
         hidden = target.with_name(f".{target.name}.partial")
         if self.is_global_zero:
             shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed
