@@ -96,7 +96,7 @@ class Config:
     seed: int = 0
     run: str | None = None  # name of the run's folder; None: Slurm job id, else time and seed
     output_dir: str = "runs"  # evaluate and export write into the run itself unless this is given
-    resume: str | None = None  # folder of an unfinished run, a checkpoint in it, or auto: run=NAME, else the newest
+    resume: str | None = None  # a run, a checkpoint in it (what came later is redone), auto: run=NAME or the newest
     ckpt: str | None = None  # folder of a run, or a checkpoint
     arch: Any = None  # a label, an id, a JSON file (result.json), or an architecture as a mapping
     source: str | None = None  # whose official checkpoint `ckpt` is: autoformer, prenas

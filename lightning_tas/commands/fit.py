@@ -15,7 +15,7 @@ from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
-from lightning_tas.launch.checkpoints import named_checkpoint
+from lightning_tas.launch.checkpoints import go_back_to, named_checkpoint, phase_index
 from lightning_tas.launch.compare import compare, flat
 from lightning_tas.launch.files import write_text
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
@@ -80,9 +80,7 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         write_text(folder.config, to_yaml(config))  # first: whatever has a study can be resumed from its configuration
     study = group.first(lambda: Study(folder.study, config.phases, config_hash(config), group.rank() == 0))
     study.write = group.rank() == 0
-    named = named_checkpoint(config.resume)
-    if named is not None:
-        study.reopen(int(named.parents[1].name.split("-")[0]))  # phases/NN-name/checkpoints/...
+    _go_back(config, study)
     context = phases.Context(config, folder, study, data_module=data)
     say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
     try:
@@ -99,6 +97,18 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         if ending is error:
             raise
         raise ending from None
+
+
+def _go_back(config: Config, study: Study) -> None:
+    """Where `resume=` names a checkpoint, forget what came after it."""
+    named = named_checkpoint(config.resume)
+    if named is None:
+        return
+    index = phase_index(named)
+    if named.parents[1].name != f"{index:02d}-{dict(enumerate(config.phases)).get(index)}":
+        raise UserError(f"resume: {config.resume!r} is of no phase of this run; they are {config.phases}")
+    group.first(lambda: go_back_to(named) if group.rank() == 0 else None)
+    study.reopen(index)
 
 
 def _told(error: BaseException, folder: RunFolder) -> BaseException:

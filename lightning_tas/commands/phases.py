@@ -33,7 +33,7 @@ from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.agreement import Agreement
-from lightning_tas.launch.checkpoints import NAME, check_settings, flaw, named_checkpoint, newest_whole
+from lightning_tas.launch.checkpoints import check_settings, newest_whole
 from lightning_tas.launch.files import write_json
 from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
@@ -195,7 +195,7 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
     """Run `Trainer.fit` for this phase, continuing its last checkpoint if there is one."""
     config = context.config
     # Without a checkpoint the phase starts again at step 0, whatever it had logged.
-    resumed, step = group.first(lambda: _continued(context, phase))
+    resumed, step = group.first(lambda: newest_whole(context.folder.checkpoints(context.index, phase)))
     say(f"{phase}: {facts(config, context.data)}")
     if resumed is not None:
         say(f"{phase}: continuing {resumed} (step {step})")
@@ -224,20 +224,6 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
             raise
     _if_stopped(trainer)
     return trainer
-
-
-def _continued(context: Context, phase: str) -> tuple[Path | None, int]:
-    """The checkpoint that the phase goes on from and its step: the one that `resume=` names, else the newest whole."""
-    folder = context.folder.checkpoints(context.index, phase)
-    asked = named_checkpoint(context.config.resume)
-    if asked is None or asked.parent != folder.resolve():
-        return newest_whole(folder)
-    reason = flaw(asked)
-    if reason is not None:
-        raise UserError(f"resume: {context.config.resume!r} is broken ({reason})")
-    match = NAME.fullmatch(asked.name)
-    assert match is not None
-    return folder / asked.name, int(match[2])
 
 
 def _may_leave_unused(module: ClassifierModule, config: Config) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.strategies import DeepSpeedStrategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.errors import UserError
@@ -128,6 +129,8 @@ class RunCheckpoints(Checkpoint):
         try:
             trainer.save_checkpoint(path, weights_only=False)
         except UserError as error:
+            if isinstance(trainer.strategy, DeepSpeedStrategy):
+                raise  # the others have heard of it, and wait inside of DeepSpeed
             failure = error
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the others wait
         if trainer.strategy.reduce_boolean_decision(failure is not None, all=False):
@@ -182,12 +185,41 @@ def named_checkpoint(resume: str | None) -> Path | None:
     if resume is None or resume == "auto" or (Path(resume) / "study.json").exists():
         return None
     path = Path(resume).resolve()
-    if NAME.fullmatch(path.name) and path.exists():
+    place = re.fullmatch(r"phases/\d+-\w+/checkpoints", "/".join(path.parts[-4:-1]))
+    if NAME.fullmatch(path.name) and place and (path.parents[3] / "study.json").exists() and path.exists():
         return path
     raise UserError(
         f"resume: {resume!r} is not a checkpoint to go on from; valid: auto, a run folder, or one of its "
         "phases/NN-name/checkpoints/epoch=....-step=.......ckpt"
     )
+
+
+def go_back_to(path: Path) -> None:
+    """Make a named checkpoint the newest of its run: what came after it, also in later phases, will be done again.
+
+    Raises:
+        UserError: it is broken; everything is untouched then.
+    """
+    step, phases = _step_in(path), path.parents[2]
+    reason = flaw(path, step)
+    if reason is not None:
+        raise UserError(f"resume: {str(path)!r} is broken ({reason})")
+    index = phase_index(path)
+    for folder in phases.iterdir():
+        if folder.name.partition("-")[0].isdigit() and int(folder.name.partition("-")[0]) > index:
+            shutil.rmtree(folder)
+    prune(path.parent, step, keep=-1)
+
+
+def phase_index(path: Path) -> int:
+    """Place, in its run, of the phase that a named checkpoint belongs to: `phases/NN-name/checkpoints/...`."""
+    return int(path.parents[1].name.partition("-")[0])
+
+
+def _step_in(path: Path) -> int:
+    match = NAME.fullmatch(path.name)
+    assert match is not None, path
+    return int(match[2])
 
 
 def prune(folder: Path, step: int, keep: int) -> None:

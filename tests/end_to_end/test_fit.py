@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
@@ -222,3 +223,56 @@ def test_a_run_goes_on_with_other_workers_and_checkpoints(fit, whole, capsys):
     status, _ = fit("whole", "resume=auto", "data.num_workers=2", "checkpoint.keep_last=3")
     assert status == 0
     assert (whole / "result.json").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_named_checkpoint_of_a_finished_phase_redoes_what_came_after(fit, tmp_path, capsys):
+    """A run of two trainings goes back into the first one, is killed again, and still ends as if nothing had been."""
+    extra = [
+        "phases=[select,supernet,measure,retrain]", "train.ema=true", "checkpoint.every_n_steps=1",
+        "checkpoint.keep_last=-1",
+    ]  # fmt: skip
+    status, straight = fit("straight", *extra)
+    assert status == 0
+    status, again = fit("again", *extra)
+    checkpoints = again / "phases" / "01-supernet" / "checkpoints"
+    first, second, *_ = sorted(checkpoints.glob("epoch=*.ckpt"))
+    assert main("fit", [f"resume={second}"]) == 0  # the run's own configuration
+    assert f"continuing {second}" in capsys.readouterr().out
+    same_run(again, straight)
+    # Killed after it went back: the automatic resume must not find what was there before.
+    old = made(second)
+    process = command("lightning_tas.fit", f"resume={first}")
+    while process.poll() is None and made(second) in (None, old):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list((again / "phases").glob("*retrain/checkpoints/*.ckpt")), "killed too late to test anything"
+    status, _ = fit("again", *extra, "resume=auto")
+    assert status == 0
+    same_run(again, straight)
+    for wrong, words in ((checkpoints / "final.ckpt", "not a checkpoint to go on from"), (second, "is broken")):
+        study = (again / "study.json").read_bytes()
+        if wrong == second:
+            second.write_bytes(second.read_bytes()[:-200])
+        assert main("fit", [f"resume={wrong}"]) == 2
+        assert words in capsys.readouterr().err
+        assert (again / "study.json").read_bytes() == study
+    same_run(again, straight)
+
+
+def made(path):
+    """When a file was written; None where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+
+
+def same_run(one, other):
+    assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
+    assert result(one)["checkpoint_sha256"] == result(other)["checkpoint_sha256"]
+    assert [e["metrics"] for e in result(one)["architectures"]] == [
+        e["metrics"] for e in result(other)["architectures"]
+    ]
+    names = [sorted(str(p.relative_to(run)) for p in run.rglob("*.ckpt")) for run in (one, other)]
+    assert names[0] == names[1]

@@ -17,7 +17,7 @@ import torch
 from lightning_tas.commands.config import CheckpointConfig
 from lightning_tas.errors import UserError
 from lightning_tas.launch import checkpoint_io
-from lightning_tas.launch.checkpoints import RunCheckpoints, check_settings, named_checkpoint, newest_whole
+from lightning_tas.launch.checkpoints import RunCheckpoints, check_settings, go_back_to, named_checkpoint, newest_whole
 from lightning_tas.launch.results import find_checkpoint
 
 sys.path.append(str(Path(__file__).parent))
@@ -223,13 +223,39 @@ def test_ckpt_of_a_stopped_run_is_its_newest_whole_one(saved: Path, tmp_path: Pa
         find_checkpoint(folder / "..")
 
 
-def test_what_resume_names(saved: Path, tmp_path: Path) -> None:
-    assert named_checkpoint(None) is named_checkpoint("auto") is None
-    assert named_checkpoint(str(saved / at(0, 2))) == (saved / at(0, 2)).resolve()
+@pytest.fixture
+def run(saved: Path, tmp_path: Path) -> Path:
+    """A run whose second phase has checkpoints, and whose third one has begun."""
+    shutil.copytree(saved, tmp_path / "phases" / "01-supernet" / "checkpoints")
+    shutil.copytree(saved, tmp_path / "phases" / "03-retrain" / "checkpoints")
     (tmp_path / "study.json").write_text("{}")
-    assert named_checkpoint(str(tmp_path)) is None
-    with pytest.raises(UserError, match=r"final\.ckpt' is not a checkpoint to go on from"):
-        named_checkpoint(str(tmp_path / "final.ckpt"))
+    return tmp_path
+
+
+def test_what_resume_names(run: Path) -> None:
+    folder = run / "phases" / "01-supernet" / "checkpoints"
+    assert named_checkpoint(None) is named_checkpoint("auto") is named_checkpoint(str(run)) is None
+    assert named_checkpoint(str(folder / at(0, 2))) == (folder / at(0, 2)).resolve()
+    elsewhere = (run / at(0, 2), folder.parent / at(0, 2))  # whole, but not where this run would look for them
+    for path in elsewhere:
+        shutil.copy(folder / at(0, 2), path)
+    for wrong in (folder / "final.ckpt", folder / at(0, 3), folder, *elsewhere):
+        with pytest.raises(UserError, match=rf"{wrong.name}' is not a checkpoint to go on from"):
+            named_checkpoint(str(wrong))
+
+
+def test_what_came_after_a_named_one_is_forgotten(run: Path) -> None:
+    folder = run / "phases" / "01-supernet" / "checkpoints"
+    before = sorted(run.rglob("*"))
+    whole = (folder / at(0, 2)).read_bytes()
+    flip(folder / at(0, 2))
+    with pytest.raises(UserError, match=r"step=0000002.ckpt' is broken \("):
+        go_back_to(folder / at(0, 2))
+    assert sorted(run.rglob("*")) == before
+    (folder / at(0, 2)).write_bytes(whole)
+    go_back_to(folder / at(0, 2))
+    assert names(folder) == [at(0, 2)] and names(run / "phases") == ["01-supernet"]
+    assert newest_whole(folder) == (folder / at(0, 2), 2)
 
 
 def test_lightning_knows_it_as_its_checkpoint_callback(tmp_path: Path) -> None:
