@@ -14,14 +14,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.launch.files import write_atomically
+from lightning_tas.launch.files import write_atomically, writing
 
 DPI = 150
 
 
 def save_figure(figure: Figure, path: Path | str) -> Path:
     """Write `figure` as the format that the suffix of `path` names, atomically."""
-    return write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=DPI, bbox_inches="tight"))
+    with writing(path):
+        return write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=DPI, bbox_inches="tight"))
 
 
 def accuracy_over_params(

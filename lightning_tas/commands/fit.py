@@ -73,7 +73,7 @@ def run(config: Config) -> None:
 
 
 def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: list[Path]) -> None:
-    """Run the phases; on a user's mistake, remove the folders just `made` if no phase has finished."""
+    """Run the phases; on a user's mistake, remove the folders just `made` unless a phase or an epoch has finished."""
     from lightning_tas.commands import phases
 
     if group.rank() == 0 and not folder.study.exists():
@@ -91,7 +91,7 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
     except (Exception, KeyboardInterrupt, SIGTERMException) as error:
         ending = group.settle(_told(error, folder))
         finished = any(study.status(index) == FINISHED for index in range(len(config.phases)))
-        if made and isinstance(ending, UserError) and not finished:
+        if made and isinstance(ending, UserError) and not finished and not folder.trained:
             folder.remove(made)  # a mistake that only a phase could see leaves nothing half-written
         context.loggers.close(getattr(ending, "status", 1))
         if ending is error:

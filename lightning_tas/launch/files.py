@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,15 @@ def make_folder(path: Path, key: str = "output_dir") -> Path:
     if not writable:
         raise UserError(f"{key}: {str(path)!r} may not be written")
     return path
+
+
+@contextlib.contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Inside, a system that refuses to write (a full disk, a folder that is gone) is a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"output_dir: {str(path)!r} cannot be written ({error.strerror or error})") from error
 
 
 def write_atomically(path: Path | str, write: Callable[[Path], object]) -> Path:
@@ -47,8 +57,9 @@ def write_atomically(path: Path | str, write: Callable[[Path], object]) -> Path:
 
 
 def write_text(path: Path | str, text: str) -> Path:
-    """Write `text` as UTF-8, atomically."""
-    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    """Write `text` as UTF-8, atomically; UserError when the system refuses."""
+    with writing(path):
+        return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path | str, value: Any) -> Path:

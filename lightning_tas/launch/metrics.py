@@ -21,7 +21,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from lightning_tas.launch.files import write_text
+from lightning_tas.launch.files import write_text, writing
 from lightning_tas.launch.run_folder import global_rank
 
 FIXED = ("phase", "epoch", "step")
@@ -85,13 +85,13 @@ class CsvRows:
             self._columns += unseen
             self._rewrite([*earlier, row])
             return
-        with self._path.open("a", encoding="utf-8", newline="") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(row)
 
     def sync(self) -> None:
         """Wait until the file is on the disk, not only in the machine's memory."""
         if self._path.exists():
-            with self._path.open("rb") as file:
+            with writing(self._path), self._path.open("rb") as file:
                 os.fsync(file.fileno())
 
 

@@ -108,6 +108,11 @@ class RunFolder:
                 folder.rmdir()
 
     @property
+    def trained(self) -> bool:
+        """Whether it holds a checkpoint of any phase."""
+        return any(self.path.glob("phases/*/checkpoints/*.ckpt"))
+
+    @property
     def config(self) -> Path:
         return self.path / "config.yaml"
 
