@@ -17,7 +17,7 @@ from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
 from lightning_tas.launch.checkpoints import go_back_to, named_checkpoint, phase_index
 from lightning_tas.launch.compare import compare, flat
-from lightning_tas.launch.files import write_text
+from lightning_tas.launch.files import remove_temporaries, write_text
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.signals import outside_fit
 from lightning_tas.launch.study import FINISHED, Study, read_study
@@ -76,6 +76,8 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
     """Run the phases; on a user's mistake, remove the folders just `made` unless a phase or an epoch has finished."""
     from lightning_tas.commands import phases
 
+    if group.rank() == 0:
+        remove_temporaries(folder.path)
     if group.rank() == 0 and not folder.study.exists():
         write_text(folder.config, to_yaml(config))  # first: whatever has a study can be resumed from its configuration
     study = group.first(lambda: Study(folder.study, config.phases, config_hash(config), group.rank() == 0))

@@ -7,7 +7,6 @@ paths relative to the run folder.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.strategies import DeepSpeedStrategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
@@ -33,7 +31,7 @@ from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.agreement import Agreement
-from lightning_tas.launch.checkpoints import check_settings, newest_whole
+from lightning_tas.launch.checkpoints import check_settings, clean, hand_on, newest_whole, of_step
 from lightning_tas.launch.files import write_json
 from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
@@ -45,7 +43,6 @@ from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.checkpoint import load_network, load_supernet
 from lightning_tas.training.module import ClassifierModule
-from lightning_tas.training.sharded import consolidate
 from lightning_tas.training.supernet_module import SupernetModule
 
 Outputs = dict[str, Any]
@@ -255,16 +252,17 @@ def _if_stopped(trainer: Trainer) -> None:
 
 def _checkpoint_outputs(context: Context, phase: str, trainer: Trainer) -> Outputs:
     """Write what the phase hands on, as one ordinary file also where DeepSpeed keeps shards."""
-    path = context.folder.checkpoints(context.index, phase) / FINAL
-    if isinstance(trainer.strategy, DeepSpeedStrategy):
-        sharded = path.with_name(f".{FINAL}.sharded")
-        trainer.save_checkpoint(sharded, weights_only=False)
-        if context.main:
-            consolidate(sharded, path)
-            shutil.rmtree(sharded)
-        trainer.strategy.barrier()
-    else:
-        trainer.save_checkpoint(path, weights_only=False)
+    folder = context.folder.checkpoints(context.index, phase)
+    path = folder / FINAL
+    # The last epoch's, not a new one: Lightning's progress in that would tell whether the run was resumed there.
+    last = trainer.strategy.broadcast(of_step(folder, trainer.global_step))
+    if last is None:  # nothing was trained
+        last = folder / f".{FINAL}.saved"
+        trainer.save_checkpoint(last, weights_only=False)
+    if context.main:
+        hand_on(last, path)
+        clean(folder)
+    trainer.strategy.barrier()
     return {
         "checkpoint": str(path.relative_to(context.folder.path)),
         "steps": trainer.global_step,

@@ -21,9 +21,10 @@ from pytorch_lightning.strategies import DeepSpeedStrategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.errors import UserError
+from lightning_tas.launch.files import writing
 from lightning_tas.launch.run_folder import global_rank
 from lightning_tas.launch.signals import FitSignals
-from lightning_tas.training.sharded import step_of
+from lightning_tas.training.sharded import consolidate, step_of
 
 if TYPE_CHECKING:
     from lightning_tas.commands.config import CheckpointConfig
@@ -174,6 +175,30 @@ def saved(folder: Path) -> list[tuple[int, Path]]:
     """Updates and path of every checkpoint in `folder`, newest first; `final.ckpt` and hidden files are none."""
     found = [(match, path) for path in folder.glob("*.ckpt") if (match := NAME.fullmatch(path.name))]
     return sorted(((int(match[2]), path) for match, path in found), reverse=True)
+
+
+def of_step(folder: Path, step: int) -> Path | None:
+    """The checkpoint of `step` updates in `folder`."""
+    return next((path for at, path in saved(folder) if at == step), None)
+
+
+def hand_on(checkpoint: Path, file: Path) -> None:
+    """Make a checkpoint `file` too: a second name for the same bytes, or one ordinary file of a DeepSpeed folder.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if checkpoint.is_dir():
+        consolidate(checkpoint, file)
+        return
+    hidden = file.with_name(f".{file.name}.partial")
+    hidden.unlink(missing_ok=True)
+    with writing(file):
+        try:
+            os.link(checkpoint, hidden)
+        except OSError:  # a file system without
+            shutil.copyfile(checkpoint, hidden)
+        os.replace(hidden, file)
 
 
 def named_checkpoint(resume: str | None) -> Path | None:

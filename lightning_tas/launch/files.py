@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,13 @@ def write_atomically(path: Path | str, write: Callable[[Path], object]) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete what `write_atomically` had begun in `folder` when its process was killed; nobody else may be writing."""
+    for path in folder.glob(".*"):
+        if re.fullmatch(r"\.[\w.=-]+-\w{8}\.\w+", path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def write_text(path: Path | str, text: str) -> Path:
