@@ -37,7 +37,7 @@ from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
 from lightning_tas.launch.run_folder import RunFolder, global_rank
 from lightning_tas.launch.study import Study
-from lightning_tas.launch.trainer import FINAL, build_trainer
+from lightning_tas.launch.trainer import FINAL, build_trainer, start_processes
 from lightning_tas.search import Selection
 from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet
@@ -137,6 +137,7 @@ def measure(context: Context) -> Outputs:
     """Accuracy of the specialised networks with inherited weights on the test set: `result.json` and its picture."""
     outputs = context.study.outputs("supernet")
     path = _supernet_checkpoint(context, outputs)
+    start_processes(context.config.trainer)
     loaded = load_supernet(path)
     net, began = loaded.net, time.monotonic()
     archs, scores = _measured_architectures(context, loaded)

@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lightning_tas.errors import UserError
-from lightning_tas.launch import environment
+from lightning_tas.launch import environment, group
 from lightning_tas.launch.checkpoint_io import AtomicCheckpointIO
 from lightning_tas.launch.checkpoints import RunCheckpoints
 from lightning_tas.launch.loggers import RunLoggers
@@ -164,6 +164,26 @@ def build_trainer(
         enable_model_summary=False,
         default_root_dir=str(folder.path),
     )
+
+
+def start_processes(settings: TrainerConfig) -> None:
+    """Have the processes that `trainer.devices` asks for, where neither a launcher nor a fit has started them.
+
+    So a run that is resumed between two fits works with as many as it did before, and computes the same.
+    """
+    if environment.launched() or group.size() > 1 or world_size(settings) == 1:
+        return
+    with warnings.catch_warnings(), _quiet():
+        trainer = Trainer(
+            **_settings(settings),
+            strategy="ddp",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        assert trainer.strategy.launcher is not None
+        trainer.strategy.launcher.launch(trainer.strategy.setup_environment, trainer=trainer)
 
 
 def world_size(settings: TrainerConfig) -> int:
