@@ -129,6 +129,8 @@ class ClassifierModule(LightningModule):
     def on_fit_start(self) -> None:
         self.guard.forget()
         self._batches = []
+        if self.train_config.memory_lean and len(self.architectures(self.global_step)) == 1:
+            rank_zero_warn("train.memory_lean is ignored: this phase trains one network in a step")
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # The batch index, not the global step: that one repeats across accumulated batches.
@@ -320,6 +322,11 @@ class ClassifierModule(LightningModule):
         before = saved.get("unused", "skip")
         if before != self.unused:
             raise UserError(f"resume: train.unused is {self.unused!r}, but {before!r} in the checkpoint")
+        if saved["global_batch"] != self.global_batch:
+            raise UserError(
+                f"resume: the global batch is {self.global_batch} images, but {saved['global_batch']} in the "
+                "checkpoint: the rest would be another run; start as many processes as before"
+            )
         self.check_resume(saved)
         self.guard.load_state_dict(saved.get("guard", {}))
         if self._trainer is None:

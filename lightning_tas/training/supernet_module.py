@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tas.architecture import Architecture
@@ -111,13 +110,12 @@ class SupernetModule(ClassifierModule):
         return self._report
 
     def on_fit_start(self) -> None:
+        super().on_fit_start()
         if self._sharded and not hasattr(self.net, "touch"):
             raise UserError(
                 f"trainer.strategy: ZeRO-3 needs a supernet that gives unused parameters gradients of zero (a method "
                 f"`touch`), which {type(self.net).__name__} does not; use trainer.strategy=deepspeed_stage_2"
             )
-        if self.train_config.memory_lean and len(self.architectures(self.global_step)) == 1:
-            rank_zero_warn("train.memory_lean is ignored: this sampler trains one network in a step")
 
     def mean_loss(self, images: Tensor, targets: Tensor, archs: Sequence[Architecture | None]) -> Tensor:
         """See `ClassifierModule`. Small networks come first: largest last is what saves memory one by one."""

@@ -248,3 +248,12 @@ def test_the_count_goes_on_after_a_resume(
     third.unused = "zero"
     with pytest.raises(UserError, match=r"resume: train.unused is 'zero', but 'skip' in the checkpoint"):
         make_trainer(max_epochs=2).fit(third, make_loader(), ckpt_path=str(tmp_path / "a.ckpt"))
+
+
+def test_a_fit_forgets_what_was_noted_before_it(make_module: Make, make_loader: Make, make_trainer: Make) -> None:
+    """A fit that was interrupted inside a step leaves a loss that the next one must not take for its own."""
+    module = make_module(TrainConfig(**PLAIN), sampler="uniform")
+    module.guard.note_loss(torch.tensor(float("nan")))
+    module._batches.append(7)
+    make_trainer(max_epochs=1).fit(module, make_loader())
+    assert module.guard.total == 0

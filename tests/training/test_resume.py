@@ -169,3 +169,10 @@ def test_checkpoints_of_something_else_are_refused_by_name(finished: Path, make_
     refused(lambda c: None, "another space", make_module(net=four_classes(make_module, other)))
     single = RetrainModule(module.net.subnet(module.space.smallest()), TrainConfig(), 8)
     refused(lambda c: None, "'supernet', this phase trains a 'network'", single)
+
+
+def test_another_number_of_processes_is_refused(make_module: Make) -> None:
+    """The learning rate, the order of samples and the length of an epoch would be others from there on."""
+    checkpoint = {"lightning_tas": {"kind": "supernet", "unused": "skip", "global_batch": 16}}
+    with pytest.raises(UserError, match=r"global batch is 32 images, but 16 .* as many processes as before"):
+        make_module(TrainConfig(), seed=3, global_batch=32, sampler="uniform").on_load_checkpoint(checkpoint)
