@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from lightning_tas.supernets import ElasticViT
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.checkpoint import initialise, load_supernet
+from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.retrain import RetrainModule
 from lightning_tas.training.supernet_module import SupernetModule
 
@@ -80,9 +81,18 @@ def supernet(config: Config, source: TASDataModule, selection: Selection | None 
     """
     with seeded(config.seed, "init"):
         net = make_supernet(training_space(config, selection), **network_options(config, source))
-    if config.train.from_checkpoint is not None:
-        initialise(net, config.train.from_checkpoint)
+    train = train_config(config)
+    if train.from_checkpoint is not None:
+        initialise(net, train.from_checkpoint)
     return net
+
+
+def train_config(config: Config) -> TrainConfig:
+    """`train.*`, with the checkpoint that `train.from_checkpoint` means where it names a run."""
+    path = config.train.from_checkpoint
+    if path is None:
+        return config.train
+    return replace(config.train, from_checkpoint=str(find_checkpoint(path, "train.from_checkpoint")))
 
 
 def global_batch(config: Config) -> int:
@@ -98,7 +108,7 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
     module = SupernetModule(
         net,
         sampler,
-        config.train,
+        train_config(config),
         global_batch=global_batch(config),
         seed=config.seed,
         sampler_config=config.sampler,
@@ -174,7 +184,7 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
         with seeded(config.seed, "init"):
             net = make_network(arch, **network_options(config, source))
     module = RetrainModule(
-        net, config.train, global_batch=global_batch(config), seed=config.seed, class_names=source.class_names
+        net, train_config(config), global_batch=global_batch(config), seed=config.seed, class_names=source.class_names
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
     return module

@@ -25,6 +25,7 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.evaluate import WEIGHTS, where
 from lightning_tas.errors import UserError
+from lightning_tas.launch import group
 from lightning_tas.launch.files import make_folder, write_json
 from lightning_tas.randomness import torch_generator
 from lightning_tas.supernets import model_config
@@ -48,6 +49,8 @@ with torch.no_grad():
 
 def run(config: Config) -> None:
     """Export the network that `ckpt` and `arch` name. Raises UserError; the folder exists only if all went well."""
+    if group.size() > 1:
+        raise UserError("export: this is work for one process; start it without torchrun or srun")
     source = trained.load(config)
     label, arch = _one(source, config.arch)
     target = _target(config, source, label)

@@ -42,7 +42,7 @@ class TrainConfig:
     memory_lean: bool = False  # back-propagate one sub-network of a step at a time: less memory, same gradients
     checkpoint_activations: bool = False  # recompute the blocks' activations in the backward pass
     compile: bool = False  # torch.compile; stand-alone networks only
-    from_checkpoint: str | None = None  # start from these weights; a head with other classes begins afresh
+    from_checkpoint: str | None = None  # a checkpoint or a run to start from; a head with other classes begins afresh
 
     def check(self) -> None:
         """Refuse values that cannot be meant.

@@ -16,12 +16,14 @@ import torch
 
 import lightning_tas as tas
 from lightning_tas.catalogue import PUBLISHED
-from lightning_tas.commands import export, trained
+from lightning_tas.commands import build, export, trained
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.entry import main
 from lightning_tas.launch.files import read_json
+from lightning_tas.launch.results import find_checkpoint, read_selection
 from lightning_tas.supernets import ElasticViT
 from lightning_tas.supernets.checkpoints import REFERENCE_NAMES
+from lightning_tas.training.checkpoint import load_supernet
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -231,3 +233,19 @@ def test_in_a_process(run: Path, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert label in done.stdout
+
+
+def test_export_is_for_one_process(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export.group, "size", lambda: 2)
+    assert "one process" in refused(capsys, "export", f"ckpt={run}")
+
+
+def test_training_starts_from_a_run_as_from_its_checkpoint(run: Path) -> None:
+    config = config_from("fit", [f"config={run}/config.yaml", f"train.from_checkpoint={run}"])
+    resolved = build.train_config(config).from_checkpoint
+    assert resolved is not None and resolved == str(find_checkpoint(run)) and resolved.endswith("final.ckpt")
+    module = build.supernet_module(config, build.data(config), read_selection(run / "selection.json"))
+    trained_before = load_supernet(resolved).net.state_dict()
+    assert all(torch.equal(value, trained_before[name]) for name, value in module.net.state_dict().items())
