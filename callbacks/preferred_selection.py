@@ -1,7 +1,7 @@
 """PreNAS inside `Trainer.fit`: select the preferred architectures, then train only those.
 
 Selection is a pure function of (initial supernet, settings, seed). It runs in `setup`, before a strategy wraps the
-module, on rank 0 and on a private copy of the supernet; every rank receives it and compares its hash.
+module, on rank 0 and on a private copy of the supernet; every rank receives that one.
 """
 
 from __future__ import annotations
@@ -59,18 +59,12 @@ class PreferredSelection(Callback):
         self._restored_hash: str | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Select on rank 0, share, compare, configure sampler and validation."""
+        """Select on rank 0, share, configure sampler and validation."""
         if stage != "fit":
             return
         mine = self._record(trainer, pl_module) if trainer.is_global_zero else None
         record: dict[str, Any] = trainer.strategy.broadcast(mine)  # type: ignore[arg-type]  # rank 0 has one
-        digest = selection_hash(record)
-        digests = [digest]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            digests = [""] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(digests, digest)
-        assert len(set(digests)) == 1, f"ranks disagree on the selection: {digests}"
-        if self._restored_hash is not None and self._restored_hash != digest:
+        if self._restored_hash is not None and self._restored_hash != selection_hash(record):
             raise UserError(f"resume: {self.path} is not the selection that the checkpoint was trained with")
         self.selection = Selection.from_dict(record)
         pl_module.set_candidates(self.selection)  # type: ignore[operator]  # SupernetModule's contract
