@@ -192,4 +192,4 @@ def _bar(batches: Iterable[Any], loader: Iterable[Any], max_batches: int | None,
         total = None
     if max_batches is not None:
         total = max_batches if total is None else min(total, max_batches)
-    return tqdm(batches, total=total, desc="evaluate", unit="batch", leave=False)
+    return tqdm(batches, total=total, desc="evaluate", unit="batch", leave=False, disable=None)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
+from lightning_tas.launch.early import drop_save_signal, hold_save_signal
 
 HELP = ("-h", "--help", "help")
 SWEEP = ("-m", "--multirun")
@@ -27,6 +28,8 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         return 0
     _one_voice()
     try:
+        if command == "fit":
+            hold_save_signal()
         group.meet()
         group.together(lambda: _run(command, arguments))
         return 0
@@ -39,6 +42,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         return _end(command, interrupt, "interrupted", group.INTERRUPTED)
     finally:
         group.leave()
+        drop_save_signal()
 
 
 def _run(command: str, arguments: Sequence[str]) -> None:
@@ -57,9 +61,10 @@ def _run(command: str, arguments: Sequence[str]) -> None:
 
 def _one_voice() -> None:
     """Of several processes only the first one warns; an error that only another knows is printed there all the same."""
+    # Heeded when torch is loaded. Its remark that a step left nothing unused is wrong for supernets: the next step may.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if group.rank() == 0:
         return
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # heeded when torch is loaded
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
 

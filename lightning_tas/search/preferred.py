@@ -213,7 +213,7 @@ def _bar(progress: bool | Progress) -> Iterator[Progress | None]:
     else:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-        with tqdm(desc="selection", unit="image") as bar:
+        with tqdm(desc="selection", unit="image", disable=None) as bar:
 
             def update(done: int, total: int) -> None:
                 bar.total = total
