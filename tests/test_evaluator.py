@@ -192,9 +192,14 @@ def test_nothing_to_evaluate_is_the_users_error() -> None:
         meter.compute()
 
 
-def test_progress_shows_the_batches(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_the_batches_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     evaluate(Elastic(), [arch(4)], batches(), progress=True, max_batches=2)
-    assert "2" in capfd.readouterr().err
+    assert capsys.readouterr().err == ""  # a file
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    evaluate(Elastic(), [arch(4)], batches(), progress=True, max_batches=2)
+    assert "/2 [" in capsys.readouterr().err
 
 
 def _rank(rank: int, port: int, queue: Any) -> None:
