@@ -24,6 +24,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.launch import group
+from lightning_tas.launch.early import take_save_signal
 from lightning_tas.launch.run_folder import global_rank
 
 STATUS = 143  # 128 + SIGTERM, as shells say it
@@ -81,6 +82,7 @@ def outside_fit() -> Iterator[None]:
 
     before = _set({signal.SIGTERM: stop, signal.SIGUSR1: stop})
     try:
+        take_save_signal()
         yield
     finally:
         _set(before)
