@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .drill import COMBINATIONS, run_folder, start
+from .drill import COMBINATIONS, Combination, ranks, run_folder, start
 
 # Bars redraw themselves; rules and blank lines are decoration.
 BAR = ("it/s", "batch/s", "image/s", "?it", "%|", "\x1b")
@@ -25,7 +27,8 @@ def said(text: str) -> list[str]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["spawn-auto-0w", "nodes-zero2-0w"])
 def test_two_processes_leave_one_of_everything(processes: Any, tmp_path: Path, name: str) -> None:
-    combination = replace(COMBINATIONS[name], extra=("logger=wandb", "wandb.mode=offline", "trainer.max_epochs=1"))
+    extra = ("logger=wandb", "wandb.mode=offline", "trainer.max_epochs=1", "data.eval_batch_size=100")
+    combination = replace(COMBINATIONS[name], extra=extra)
     job = start(processes, combination, tmp_path / "home", WANDB_MODE="offline")
     processes.wait(job, timeout=300)
     runs = tmp_path / "home" / "runs"
@@ -39,3 +42,24 @@ def test_two_processes_leave_one_of_everything(processes: Any, tmp_path: Path, n
     assert [line for line, count in Counter(lines).items() if count > 1] == [], "\n".join(lines)
     for process in job[1:]:
         assert said(process.stdout) == []
+    if combination.launch == "spawn":
+        measure_again(processes, combination, tmp_path / "home")
+
+
+def measure_again(processes: Any, combination: Combination, home: Path) -> None:
+    """Killed while it measured, the run has no fit left that would start its second process."""
+    folder = run_folder(home)
+    before = json.loads((folder / "result.json").read_text())["architectures"]
+    study = json.loads((folder / "study.json").read_text())
+    assert study["phases"][-1]["name"] == "measure"
+    study["phases"][-1].update(status="running", outputs={})
+    (folder / "study.json").write_text(json.dumps(study))
+    (folder / "result.json").unlink()
+    (again,) = start(processes, combination, home, WANDB_MODE="disabled")
+    seen: set[int] = set()
+    while again.status is None and len(seen) < 2:
+        seen |= set(ranks(again))
+        time.sleep(0.05)
+    processes.wait([again], timeout=200)
+    assert len(seen) == 2
+    assert json.loads((folder / "result.json").read_text())["architectures"] == before
