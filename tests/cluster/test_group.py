@@ -72,6 +72,7 @@ def _other_settings() -> str:
         group.leave()
 
 
+@pytest.mark.slow
 def test_a_rank_with_other_settings_is_named_on_every_rank(processes: Processes) -> None:
     heard = processes.run(_other_settings, 3, group=False, env=TORCHRUN, timeout=90)
     assert len(set(heard)) == 1
