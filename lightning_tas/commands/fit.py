@@ -117,9 +117,9 @@ def _told(error: BaseException, folder: RunFolder) -> BaseException:
     """What a run ends with: signals and lost processes say how it goes on, everything else is `error` itself."""
     after = f"python -m lightning_tas.fit resume={folder.path} continues it"
     if isinstance(error, KeyboardInterrupt):
-        return Stopped(f"stopped; {after}", group.INTERRUPTED)
+        return Stopped(f"stopped by Ctrl-C; {after}", group.INTERRUPTED)
     if isinstance(error, SIGTERMException):
-        return Stopped(f"stopped; {after}", group.TERMINATED)
+        return Stopped(f"stopped by a signal; {after}", group.TERMINATED)
     if group.is_lost(error):
         reason = " ".join(str(error).split())
         return Stopped(f"lost another process of this run ({reason}); {after}", 1)

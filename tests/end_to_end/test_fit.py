@@ -116,7 +116,8 @@ def test_a_stopped_run_says_how_it_goes_on(fit, tmp_path, sent, status):
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status
-    assert err.rstrip().endswith(f"stopped; python -m lightning_tas.fit resume={folder} continues it")
+    by = "Ctrl-C" if sent == signal.SIGINT else "a signal"
+    assert err.rstrip().endswith(f"stopped by {by}; python -m lightning_tas.fit resume={folder} continues it")
     assert "Traceback" not in err
     assert main("fit", [f"resume={folder}"]) == 0
     assert result(folder)["checkpoint_sha256"] == result(straight)["checkpoint_sha256"]
