@@ -1,31 +1,42 @@
 """SIGUSR1 while a command still starts: it waits until the run has handlers, instead of ending the process.
 
-Batch systems send it by the clock, and imports take long on shared file systems. Imports nothing heavy.
+Batch systems send it by the clock, and imports take long on shared file systems. Imports nothing heavy. A handler, not
+a blocked signal: threads that somebody else has started would take it, and end the process.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from types import FrameType
+from typing import Any
+
+_before: list[Any] = []  # the handler of before, while a command starts
+_waiting: list[int] = []  # signals that have come meanwhile
 
 
 def hold_save_signal() -> None:
     """Let a SIGUSR1 wait from here on."""
-    if _main_thread():
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    if _main_thread() and not _before:
+        _before.append(signal.signal(signal.SIGUSR1, _note) or signal.SIG_DFL)
 
 
 def take_save_signal() -> None:
-    """Handle it now, if it has come, and at once from here on."""
-    if _main_thread():
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    """Send one that waits to the handler that the run has by now."""
+    if _main_thread() and _waiting and signal.getsignal(signal.SIGUSR1) is not _note:
+        _waiting.clear()
+        signal.raise_signal(signal.SIGUSR1)
 
 
 def drop_save_signal() -> None:
     """The command ends, and there is nothing to save: forget one that waits."""
-    if _main_thread() and signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []):
-        signal.sigtimedwait([signal.SIGUSR1], 0)
-        take_save_signal()
+    if _main_thread() and _before:
+        signal.signal(signal.SIGUSR1, _before.pop())
+    _waiting.clear()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    _waiting.append(number)
 
 
 def _main_thread() -> bool:
