@@ -66,10 +66,13 @@ def run(config: Config) -> None:
     main = group.rank() == 0
     if main:
         folder.create()
-    with folder.locked() if main else nullcontext():
-        if main and config.resume is None and folder.study.exists():
-            raise _used(folder)  # by a run that was begun under the same name a moment ago
-        _run_locked(config, folder, data, made if main else [])
+    try:
+        with folder.locked() if main else nullcontext():
+            if main and config.resume is None and folder.study.exists():
+                raise _used(folder)  # by a run that was begun under the same name a moment ago
+            _run_locked(config, folder, data, made if main else [])
+    finally:
+        folder.forget()
 
 
 def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: list[Path]) -> None:

@@ -70,6 +70,11 @@ class RunFolder:
         os.environ[RUN_VARIABLE] = str(self.path)
         return self
 
+    @staticmethod
+    def forget() -> None:
+        """The run has ended: what this process starts from now on is not a part of it."""
+        os.environ.pop(RUN_VARIABLE, None)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other run out of this folder while the context lasts, also when this process is killed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
 import re
 import signal
 import time
@@ -15,6 +16,7 @@ import torch
 from lightning_tas.architecture import Architecture
 from lightning_tas.commands.entry import main
 from lightning_tas.launch.results import comparable
+from lightning_tas.launch.run_folder import RUN_VARIABLE
 from lightning_tas.search import Selection
 
 from .conftest import arguments, command, result
@@ -44,6 +46,10 @@ def test_a_study_writes_the_promised_folder(whole, capsys):
         assert entry["metrics"]["samples"] == 360
     study = json.loads((whole / "study.json").read_text())
     assert [phase["status"] for phase in study["phases"]] == ["finished"] * 3
+
+
+def test_a_finished_run_leaves_no_name_for_what_is_started_later(whole):
+    assert RUN_VARIABLE not in os.environ
 
 
 def test_metrics_hold_every_preferred_network_each_epoch(whole):
