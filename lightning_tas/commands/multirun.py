@@ -226,9 +226,7 @@ def work(config: DictConfig) -> int:
             status = process.wait()
         except KeyboardInterrupt:
             _send(process, signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE_SECONDS)
-            _send(process, signal.SIGKILL)
+            _end(process)
             _write_status(place, number, STOPPED[0])
             raise
     _write_status(place, number, 128 - status if status < 0 else status)
@@ -261,6 +259,18 @@ def _send(process: subprocess.Popen[Any], number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
             os.killpg(process.pid, number)
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """Wait for a job that was told to stop, and for the processes that it started; then kill what is left of them."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):  # nobody is left
+        while time.monotonic() < end:
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _status_file(place: Path, number: int) -> Path:
