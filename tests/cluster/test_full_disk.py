@@ -27,7 +27,6 @@ sys.exit(main("fit"))
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_under_zero(processes: Any, tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed")
     script = tmp_path / "full.py"
     script.write_text(FULL)
     study = fit(

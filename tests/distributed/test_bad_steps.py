@@ -216,7 +216,6 @@ def test_ddp_leaves_the_same_step_out_or_stops_everywhere(processes: Any) -> Non
 
 @pytest.mark.slow
 def test_zero_leaves_the_same_step_out_or_stops_everywhere(processes: Any) -> None:
-    pytest.importorskip("deepspeed")
     run(
         processes,
         [

@@ -194,7 +194,6 @@ def test_csv_is_always_there(folder: RunFolder, asked: Any) -> None:
 
 
 def test_tensorboard_beside_wandb(no_wandb: pytest.MonkeyPatch, folder: RunFolder) -> None:
-    pytest.importorskip("tensorboard", reason="an optional package")
     loggers = RunLoggers(offline(["tensorboard", "wandb"]), folder)
     train(loggers, "supernet", 0, 0, range(3))
     loggers.close()

@@ -169,8 +169,6 @@ def averaged(folder: str, strategy: str, precision: str) -> dict[str, Any]:
 def test_it_survives_in_the_checkpoints_of_every_strategy(
     processes: Any, tmp_path: Path, strategy: str, precision: str
 ) -> None:
-    if strategy != "ddp":
-        pytest.importorskip("deepspeed")
     want = processes.run(averaged, 2, str(tmp_path), strategy, precision, timeout=200)
     assert equal(want[0]["average"], want[1]["average"])
     whole, rest = (read_checkpoint(tmp_path / name / "epoch=0000-step=0000004.ckpt") for name in ("whole", "rest"))

@@ -209,7 +209,6 @@ def shard(folder: str, stages: list[int]) -> dict[int, dict[str, torch.Tensor]]:
 
 @pytest.mark.slow
 def test_what_deepspeed_writes_is_read_without_it(processes: Any, tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed")
     want = processes.run(shard, 2, str(tmp_path), [1, 2, 3], timeout=240)[0]
     code = (
         "import sys, torch; sys.modules['deepspeed'] = None\n"
