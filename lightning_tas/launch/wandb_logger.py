@@ -46,8 +46,8 @@ NETWORK_COLUMNS = ("network", "params", "macs", "top1", "top5", "loss", "epoch",
 _MEASURED = ("top1", "top5", "loss")
 _PRICES = ("params", "macs", "score", "bin")
 _LAYOUT = ("depth", "embed_dim", "num_heads", "mlp_ratio", "id")
-SMALLEST_ROW = 64
-"""Bytes; no row of a W&B log is as short."""
+ROWS = 1000
+"""Rows of W&B's own counter that an attempt reserves at a time."""
 
 
 def check_wandb(config: Config) -> None:
@@ -74,7 +74,8 @@ class WandbRun:
         self._config, self._folder = config, folder
         self._run: Any = None
         self._over = False
-        self._first_step: int | None = None
+        self._row = 0
+        self._reserved = 0
         self._environment: dict[str, str] = {}
 
     @property
@@ -88,13 +89,19 @@ class WandbRun:
 
         Random, because W&B would go on with the run of a folder that was deleted and made again under its name.
         """
-        kept = self.files / "run.json"
-        if kept.exists():
-            return str(json.loads(kept.read_text(encoding="utf-8"))["id"])
-        words = re.sub(r"[^\w.-]+", "-", self._name, flags=re.ASCII)[: ID_LENGTH - 9]
-        made = f"{words}-{secrets.token_hex(4)}"
-        write_json(kept, {"id": made})
-        return made
+        kept = self._kept()
+        if "id" not in kept:
+            words = re.sub(r"[^\w.-]+", "-", self._name, flags=re.ASCII)[: ID_LENGTH - 9]
+            kept["id"] = f"{words}-{secrets.token_hex(4)}"
+            write_json(self._record, kept)
+        return str(kept["id"])
+
+    @property
+    def _record(self) -> Path:
+        return self.files / "run.json"
+
+    def _kept(self) -> dict[str, Any]:
+        return dict(json.loads(self._record.read_text(encoding="utf-8"))) if self._record.exists() else {}
 
     @property
     def _name(self) -> str:
@@ -114,8 +121,9 @@ class WandbRun:
             for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
                 if name not in os.environ:
                     os.environ[name] = self._environment[name] = str(self.files / name.split("_")[1].lower())
-            self._first_step = self._steps_of_earlier_attempts()
+            self._row = self._reserved = int(self._kept().get("rows", 0))
             self._run = self._begin()
+            self._row = max(self._row, int(self._run.step))  # online, the server knows how far the run was
             for axis in AXES:
                 self._run.define_metric(f"{axis}/step", hidden=True)
                 self._run.define_metric(f"{axis}/*", step_metric=f"{axis}/step")
@@ -161,14 +169,17 @@ class WandbRun:
             settings=wandb.Settings(**{key: value for key, value in given.items() if key in known}),
         )
 
-    def _steps_of_earlier_attempts(self) -> int | None:
-        """A number that W&B's own counter of rows cannot have reached in earlier attempts; None for the first.
+    def _next_row(self) -> int:
+        """The row's number in W&B's own counter, which rises over all attempts.
 
-        Without a network that counter starts again in every attempt, and the server drops rows that it finds going
-        backwards when several attempts are sent.
+        Without a network W&B would begin at 0 in every attempt, and its server drops rows that go backwards when
+        several attempts are sent. Numbers are reserved in `run.json` before they are used, so a kill loses none.
         """
-        earlier = sum(path.stat().st_size for path in self.files.glob("*run-*/*.wandb"))
-        return earlier // SMALLEST_ROW if earlier else None
+        if self._row >= self._reserved:
+            self._reserved = self._row + ROWS
+            write_json(self._record, {**self._kept(), "rows": self._reserved})
+        self._row += 1
+        return self._row - 1
 
     def close(self, status: int = 0) -> None:
         """End the run; `status` is the exit status of the job, which W&B shows as finished or failed."""
@@ -196,10 +207,7 @@ class WandbRun:
         if self._over:
             return
         with self._guarded():
-            run = self._started()
-            # Online, the server knows how far the run was, and W&B goes on from there.
-            run.log(dict(values), step=max(self._first_step, run.step) if self._first_step is not None else None)
-            self._first_step = None
+            self._started().log(dict(values), step=self._next_row())
 
     def networks(self, key: str, rows: list[list[Any]], title: str) -> dict[str, Any]:
         """What to log for a params-accuracy scatter `key` with the table `<key>_table` behind it."""

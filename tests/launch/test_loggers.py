@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +202,19 @@ def test_tensorboard_beside_wandb(no_wandb: pytest.MonkeyPatch, folder: RunFolde
     assert list(folder.path.glob("tensorboard/supernet/events.*"))
     (attempt,) = attempts(folder.path)
     assert attempt.column("train/step") == [0, 1, 2]
+
+
+def test_the_counter_of_rows_never_goes_back(folder: RunFolder) -> None:
+    """Also where W&B has written nothing down yet when the job is killed, or its files were synced and deleted."""
+    seen: list[int] = []
+    for restored in (0, 2, 4):
+        loggers = RunLoggers(offline(), folder)
+        train(loggers, "supernet", 0, restored, range(restored, restored + 3), validate=False)
+        loggers.close()
+        (attempt,) = attempts(folder.path)
+        counters = [row["_step"] for row in attempt.rows]
+        assert counters == sorted(set(counters)) and (not seen or counters[0] > seen[-1])
+        seen += counters
+        for path in folder.path.glob("wandb/offline-run-*"):
+            shutil.rmtree(path)
+        time.sleep(1.1)  # W&B names the folder of an attempt after the second in which it began
