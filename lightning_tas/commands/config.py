@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 if TYPE_CHECKING:
     from lightning_tas.data.config import DataConfig
+    from lightning_tas.proxies.config import BenchConfig, ScoringConfig
     from lightning_tas.samplers import SamplerConfig
     from lightning_tas.search.config import SelectConfig
     from lightning_tas.supernets.config import ModelConfig
@@ -42,6 +43,8 @@ def _alone(name: str) -> ModuleType:
 
 if not TYPE_CHECKING:
     DataConfig = _alone("data.config").DataConfig
+    BenchConfig = _alone("proxies.config").BenchConfig
+    ScoringConfig = _alone("proxies.config").ScoringConfig
     SamplerConfig = _alone("samplers").SamplerConfig
     SelectConfig = _alone("search.config").SelectConfig
     ModelConfig = _alone("supernets.config").ModelConfig
@@ -113,6 +116,8 @@ class Config:
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     select: SelectConfig = field(default_factory=SelectConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
 
 
 def to_yaml(config: Config) -> str:

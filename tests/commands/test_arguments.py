@@ -143,7 +143,7 @@ def test_every_key_keeps_its_name() -> None:
     """The command line is a promise: a key that goes away or appears is a decision, recorded here."""
     top = {key.partition(".")[0] for key in schema.all_keys()}
     own = {"recipe", "config", "seed", "run", "output_dir", "resume", "ckpt", "arch", "source", "space", "phases"}
-    groups = {"wandb", "data", "model", "train", "trainer", "sampler", "select", "checkpoint"}
+    groups = {"wandb", "data", "model", "train", "trainer", "sampler", "select", "checkpoint", "scoring", "bench"}
     assert top == own | {"plan", "smoke", "logger"} | groups
     for key in ("data.name", "data.root", "data.batch_size", "trainer.max_epochs", "trainer.devices"):
         assert key in schema.all_keys()

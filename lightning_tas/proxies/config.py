@@ -1,0 +1,33 @@
+"""What a recipe says about proxies: `bench.*` of the score command, `scoring.*` of scoring inside training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class BenchConfig:
+    """The score command: which proxies, on which networks with known accuracies, how often."""
+
+    path: str | None = None  # networks and their accuracies (bench=PATH is short for it); None: those of ckpt
+    proxies: Any = "all"  # names, or all
+    accuracies: Any = None  # columns of the file to correlate with; None: all
+    inits: int = 3  # random initialisations, averaged
+    init: str = "default"  # how weights are drawn: default is the family's own way, or a method of T-Razor's study
+    batch_size: int = 16
+    zen_repeat: int = 4
+    paper: bool = False  # batch sizes and repeats of the papers instead
+    networks: int | None = None  # only the first so many of the file; of a supernet: so many are sampled
+    bootstrap: int = 1000  # resamples behind the 95 % intervals
+
+
+@dataclass
+class ScoringConfig:
+    """Scoring between epochs of supernet training."""
+
+    proxies: list[str] = field(default_factory=list)  # empty: no scoring
+    networks: int = 50  # sampled once, the same in every epoch
+    every_n_epochs: int = 1
+    batch_size: int = 16
+    eval_batches: int | None = None  # of the validation data, for the inherited accuracy; None: all
