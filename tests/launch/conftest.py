@@ -16,10 +16,10 @@ def no_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     """No key, no proxy, no settings; W&B begins anew before and after."""
     import wandb
 
+    wandb.teardown()  # first, as it names its service in the environment, which is put back afterwards
     for name in [name for name in os.environ if name.startswith("WANDB_")] + ["http_proxy", "HTTP_PROXY", "NETRC"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-    wandb.teardown()
     yield monkeypatch
     wandb.teardown()
 
