@@ -13,12 +13,15 @@ class BenchConfig:
     path: str | None = None  # networks and their accuracies (bench=PATH is short for it); None: those of ckpt
     proxies: Any = "all"  # names, or all
     accuracies: Any = None  # columns of the file to correlate with; None: all
-    inits: int = 3  # random initialisations, averaged
+    family: str | None = None  # read the file's networks as this family; None: as the file says
+    networks: int | None = None  # only the first so many of the file; of a supernet: so many are sampled (100)
+    inits: int = 3  # random initialisations, each a pass over all networks
     init: str = "default"  # how weights are drawn: default is the family's own way, or a method of T-Razor's study
+    images: str = "gaussian"  # what data-dependent proxies see: gaussian (random labels), or data (of data.name)
     batch_size: int = 16
     zen_repeat: int = 4
-    paper: bool = False  # batch sizes and repeats of the papers instead
-    networks: int | None = None  # only the first so many of the file; of a supernet: so many are sampled
+    paper: bool = False  # batch sizes and repeats of the papers instead of the two above
+    eval_batches: int | None = None  # of the validation split, for accuracies in a supernet; None: all
     bootstrap: int = 1000  # resamples behind the 95 % intervals
 
 

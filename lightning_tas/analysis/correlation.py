@@ -1,0 +1,241 @@
+"""How well a score orders networks by their accuracy: rank correlations, their uncertainty, the best network found.
+
+    tau_a  = (C - D) / (n (n - 1) / 2)                    ETAS eq. 5: ties count as neither concordant nor discordant
+    tau_b  = (C - D) / sqrt((pairs untied in x) (pairs untied in y))
+    tau_xy.z = (tau_xy - tau_xz tau_yz) / sqrt((1 - tau_xz^2) (1 - tau_yz^2))         Kendall's partial tau, of tau_b
+    mBR    = sum_g (r_g - 1) / sum_g (|g| - 1)            PreNAS, section 4.3: r_g is the true rank of the best by score
+
+The partial tau is the correlation that is left between the residuals of two orders after both are regressed, pair by
+pair, on the order by z (the parameter count): what a proxy knows beyond size. The mean best rank is taken over *all*
+groups g of `GROUP` networks at once, in closed form: 0 means that the score always picks the truly best one of a group,
+0.5 is chance, 1 always the worst.
+
+A network without a valid score (not finite) is ordered last, tied with the others of its kind; Pearson leaves it out.
+What is not defined, such as tau_b of a constant, is None, never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from lightning_tas.randomness import numpy_generator
+
+GROUP = 10
+"""Networks in the groups of the mean best rank."""
+LEVEL = 95
+"""Per cent that the bootstrap interval covers."""
+BLOCK = 4_000_000
+"""Entries of a sign matrix that are held at a time."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A score against an accuracy, over `networks` networks: means over initialisations, None where undefined.
+
+    `low` and `high` bound tau_b (percentile bootstrap over networks, of its mean over initialisations), `spread` is the
+    standard deviation of tau_b between initialisations, `per_init` its values, and `averaged` is the tau_b of the
+    networks' mean rank over all initialisations. `invalid` counts scores, over all initialisations.
+    """
+
+    networks: int
+    tau_a: float | None
+    tau_b: float | None
+    low: float | None
+    high: float | None
+    spread: float | None
+    per_init: tuple[float | None, ...]
+    averaged: float | None
+    spearman: float | None
+    pearson: float | None
+    best_rank: float | None
+    partial: float | None
+    invalid: int
+
+
+def correlate(
+    scores: ArrayLike, truth: ArrayLike, control: ArrayLike, *, seed: int = 0, resamples: int = 1000
+) -> Correlation:
+    """Every figure of one score against one accuracy.
+
+    Args:
+        scores: (initialisations, networks), higher is better; not finite where invalid.
+        truth: (networks,) accuracies; NaN where unknown, and those networks are left out.
+        control: (networks,) parameter counts, for the partial tau.
+        seed: of the bootstrap; the same resamples are used for every score of as many networks.
+        resamples: of the bootstrap; 0: no interval.
+    """
+    known = np.isfinite(np.asarray(truth, dtype=float))
+    values = np.atleast_2d(np.asarray(scores, dtype=float))[:, known]
+    y, z = np.asarray(truth, dtype=float)[known], np.asarray(control, dtype=float)[known]
+    orders = np.stack([ranks(row) for row in values])
+    taus = [kendall(row, y) for row in values]
+    per_init = tuple(b for _, b in taus)
+    partials = [partial_tau(b, kendall(row, z)[1], kendall(y, z)[1]) for (_, b), row in zip(taus, values, strict=True)]
+    low, high = bootstrap_interval(orders, y, seed=seed, resamples=resamples) if resamples else (None, None)
+    defined = [value for value in per_init if value is not None]
+    return Correlation(
+        networks=int(known.sum()),
+        tau_a=_mean([a for a, _ in taus]),
+        tau_b=_mean(per_init),
+        low=low,
+        high=high,
+        spread=statistics.stdev(defined) if len(defined) > 1 else None,
+        per_init=per_init,
+        averaged=kendall(orders.mean(axis=0), y)[1],
+        spearman=_mean([spearman(row, y) for row in values]),
+        pearson=_mean([pearson(row, y) for row in values]),
+        best_rank=_mean([mean_best_rank(row, y) for row in values]),
+        partial=_mean(partials),
+        invalid=int((~np.isfinite(values)).sum()),
+    )
+
+
+def ranks(values: ArrayLike) -> Floats:
+    """(n,) average ranks, 1 is the lowest; scores that are not finite share the lowest ones."""
+    array = np.asarray(values, dtype=float)
+    ordered: Floats = stats.rankdata(np.where(np.isfinite(array), array, -np.inf))
+    return ordered
+
+
+def kendall(x: ArrayLike, y: ArrayLike) -> tuple[float | None, float | None]:
+    """(tau_a, tau_b) of two (n,) columns; tau_b is None where one of them is constant, both are below two networks."""
+    x, y = ranks(x), ranks(y)
+    pairs = len(x) * (len(x) - 1) / 2
+    untied_x, untied_y = pairs - _ties(x), pairs - _ties(y)
+    if not pairs:
+        return None, None
+    if not untied_x or not untied_y:
+        return 0.0, None
+    tau_b = float(stats.kendalltau(x, y).statistic)
+    return tau_b * math.sqrt(untied_x * untied_y) / pairs, tau_b
+
+
+def _ties(order: Floats) -> float:
+    """Pairs that are equal."""
+    counts = np.unique(order, return_counts=True)[1]
+    return float((counts * (counts - 1) / 2).sum())
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float | None:
+    """Spearman's rho (average ranks at ties, ETAS eq. 6), None where a column is constant."""
+    return _linear(ranks(x), ranks(y))
+
+
+def pearson(x: ArrayLike, y: ArrayLike) -> float | None:
+    """Pearson's r over the networks with a valid score, None where a column is constant."""
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    valid = np.isfinite(x)
+    return _linear(x[valid], y[valid])
+
+
+def _linear(x: Floats, y: Floats) -> float | None:
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    # Scores may be as large as 1e300: their squares would not be finite.
+    found = float(stats.pearsonr(x / np.abs(x).max(), y).statistic)
+    return found if math.isfinite(found) else None
+
+
+def partial_tau(xy: float | None, xz: float | None, yz: float | None) -> float | None:
+    """Kendall's tau_xy.z; None where x or y orders exactly as z does, which leaves nothing to correlate."""
+    if xy is None or xz is None or yz is None:
+        return None
+    rest = (1 - xz * xz) * (1 - yz * yz)
+    return (xy - xz * yz) / math.sqrt(rest) if rest > 1e-12 else None
+
+
+def mean_best_rank(x: ArrayLike, y: ArrayLike, group: int = GROUP) -> float | None:
+    """mBR over all groups of `group` networks (of all of them where there are fewer); None below two networks.
+
+    Network i is its group's best by score where the others are drawn from the b_i networks scored below it, which has
+    the probability C(b_i, m - 1) / C(n, m); the share of those that are truly better than i is then its expected
+    (r_g - 1) / (m - 1). Equal scores are in random order, equal accuracies count one half.
+    """
+    x, y = ranks(x), np.asarray(y, dtype=float)
+    n = len(x)
+    m = min(group, n)
+    if m < 2:
+        return None
+    total = 0.0
+    for value in np.unique(x):
+        tied, lower = x == value, y[x < value]
+        size, fewer = int(tied.sum()), len(lower)
+        below = _better(lower, y[tied])
+        equal = _better(y[tied], y[tied]) - size / 2  # without each network itself
+        for place in range(size):  # the network has `place` of its equals below it
+            drawn_from = fewer + place
+            if drawn_from < m - 1:
+                continue
+            better = (below + (equal * place / (size - 1) if size > 1 else 0.0)) / size
+            total += math.comb(drawn_from, m - 1) / math.comb(n, m) * better / drawn_from
+    return total
+
+
+def _better(others: Floats, own: Floats) -> float:
+    """Pairs of (other, own) in which the other is greater, equal ones half."""
+    ordered = np.sort(others)
+    left, right = np.searchsorted(ordered, own, "left"), np.searchsorted(ordered, own, "right")
+    return float((len(ordered) - (left + right) / 2).sum())
+
+
+def bootstrap_interval(
+    orders: Floats, truth: ArrayLike, *, seed: int = 0, resamples: int = 1000
+) -> tuple[float | None, float | None]:
+    """Percentile interval of tau_b under resampling of networks, of its mean over the rows of `orders`.
+
+    A resample is a vector c of how often each network was drawn, so tau_b of all of them is three quadratic forms,
+    c'Sc / sqrt(c'|S_x|c c'|S_y|c), with S_x and S_y the signs of all differences and S their product.
+    Resamples in which a column is constant have no tau and are left out.
+
+    Args:
+        orders: (initialisations, networks), any monotone form of the scores.
+        truth: (networks,).
+    """
+    y = ranks(truth)
+    n = len(y)
+    if n < 2:
+        return None, None
+    generator = numpy_generator(seed, "bootstrap")
+    counts = generator.multinomial(n, np.full(n, 1 / n), size=resamples).astype(float)  # (resamples, n)
+    taus = np.stack([_resampled(row, y, counts) for row in orders])
+    with np.errstate(invalid="ignore"):
+        mean = np.nansum(taus, axis=0) / (~np.isnan(taus)).sum(axis=0)
+    mean = mean[~np.isnan(mean)]
+    if not len(mean):
+        return None, None
+    tail = (100 - LEVEL) / 2
+    low, high = np.percentile(mean, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def _resampled(x: Floats, y: Floats, counts: Floats) -> Floats:
+    """(resamples,) tau_b, NaN where undefined."""
+    concordant, untied_x, untied_y = (np.zeros(len(counts)) for _ in range(3))
+    step = max(1, BLOCK // len(x))
+    for start in range(0, len(x), step):
+        columns = slice(start, start + step)
+        signs_x, signs_y = (np.sign(v[:, None] - v[None, columns]) for v in (x, y))  # (n, block)
+        for total, signs in (
+            (concordant, signs_x * signs_y),
+            (untied_x, np.abs(signs_x)),
+            (untied_y, np.abs(signs_y)),
+        ):
+            total += np.einsum("rj,rj->r", counts @ signs, counts[:, columns])
+    with np.errstate(invalid="ignore"):
+        taus: Floats = concordant / np.sqrt(untied_x * untied_y)
+    return taus
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Mean of those that are defined."""
+    defined = [value for value in values if value is not None]
+    return statistics.fmean(defined) if defined else None
