@@ -16,6 +16,8 @@ from lightning_tas.version import __version__
 if TYPE_CHECKING:
     from lightning_tas.architecture import Architecture, Block, Stage
     from lightning_tas.costs import Cost, cost
+    from lightning_tas import proxies
+    from lightning_tas.proxies import Score, score_one
     from lightning_tas.search import Candidate, Selection, select_preferred
     from lightning_tas.spaces import SearchSpace, space
     from lightning_tas.supernets import network, supernet
@@ -31,11 +33,14 @@ _HOME = {
     "Block": "architecture",
     "Candidate": "search",
     "Cost": "costs",
+    "Score": "proxies",
     "SearchSpace": "spaces",
     "Selection": "search",
     "Stage": "architecture",
     "cost": "costs",
     "network": "supernets",
+    "proxies": "proxies",
+    "score_one": "proxies",
     "select_preferred": "search",
     "space": "spaces",
     "supernet": "supernets",
@@ -46,6 +51,7 @@ __all__ = [
     "Block",
     "Candidate",
     "Cost",
+    "Score",
     "SearchSpace",
     "Selection",
     "Stage",
@@ -53,6 +59,8 @@ __all__ = [
     "__version__",
     "cost",
     "network",
+    "proxies",
+    "score_one",
     "select_preferred",
     "space",
     "supernet",
@@ -62,7 +70,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'lightning_tas' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"lightning_tas.{_HOME[name]}"), name)
+    module = importlib.import_module(f"lightning_tas.{_HOME[name]}")
+    if _HOME[name] == name:
+        return module  # a package that can be called; importing it has set the attribute already
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -6,7 +6,6 @@ its mode, gradients and hooks, and the global random state are never touched.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.proxies.probe import private_copy
 from lightning_tas.randomness import numpy_generator
 
 LOSSES = ("logits", "ce")
@@ -35,23 +35,6 @@ def gaussian_images(seed: int, batch_size: int, in_chans: int, img_size: tuple[i
     shape = (1, in_chans, 1, 1)
     images = torch.from_numpy(noise) * torch.tensor(std, dtype=torch.float64).view(shape)
     return (images + torch.tensor(mean, dtype=torch.float64).view(shape)).float()
-
-
-def private_copy(net: nn.Module, device: torch.device | str | None = None) -> nn.Module:
-    """A detached copy in eval mode and at least float32, all parameters trainable, without the original's hooks."""
-    twin = copy.deepcopy(net)
-    for module in twin.modules():
-        # The copied hooks are still the caller's functions: running them would leave a trace.
-        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-            getattr(module, hooks).clear()
-    twin = twin.to(device) if device is not None else twin
-    twin.eval()
-    for parameter in twin.parameters():
-        if parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.float()
-        parameter.grad = None
-        parameter.requires_grad_(True)
-    return twin
 
 
 def gradient_pass(

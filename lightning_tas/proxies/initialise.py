@@ -1,0 +1,76 @@
+"""Fresh weights as a function of a seed: the family's own rule, or one of the methods that T-Razor compares (Fig. 6).
+
+The methods set weight matrices and convolutions; biases become 0 and norms (1, 0), while class token, positions and
+relative position tables keep the family's rule. T-Razor names "Normal" only; standard deviations are torch's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import unknown
+from lightning_tas.proxies.roles import NORM, find_layers
+from lightning_tas.randomness import derive
+from lightning_tas.supernets import network
+
+DEFAULT, INHERITED = "default", "inherited"
+METHODS: dict[str, Callable[[Tensor], Any]] = {
+    "normal": nn.init.normal_,
+    "trunc_normal": partial(nn.init.trunc_normal_, std=0.02),
+    "uniform": nn.init.uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "kaiming_normal": nn.init.kaiming_normal_,
+    "kaiming_uniform": nn.init.kaiming_uniform_,
+}
+"""Rules for weight matrices; "normal" is N(0, 1)."""
+
+
+@contextmanager
+def seeded(seed: int, *purpose: int | str) -> Iterator[None]:
+    """Draw from torch's CPU generator as a function of (seed, purpose), leaving it as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, *purpose))
+        yield
+
+
+def check_method(method: str, inherited: bool = False) -> None:
+    """`UserError` for an unknown method; `inherited` weights are a choice where there is a network to take them of."""
+    valid = [*([INHERITED] if inherited else []), DEFAULT, *METHODS]
+    if method not in valid:
+        raise unknown("init", method, valid)
+
+
+def fresh(arch: Architecture, seed: int, method: str, build: Mapping[str, Any]) -> nn.Module:
+    """The stand-alone network of `arch`, built with options `build`, with weights drawn by `method` from `seed`."""
+    check_method(method)
+    with seeded(seed, "proxy", "init"):
+        net: nn.Module = network(arch, **build)
+    if method != DEFAULT:
+        redraw(net, METHODS[method], seed)
+    return net
+
+
+@torch.no_grad()
+def redraw(net: nn.Module, rule: Callable[[Tensor], Any], seed: int) -> None:
+    """Draw the weights of all layers of `net` anew by `rule`, in place; biases 0, norms (1, 0)."""
+    with seeded(seed, "proxy", "redraw"):
+        for layer in find_layers(net):
+            weight, bias = layer.module.weight, getattr(layer.module, "bias", None)
+            assert isinstance(weight, Tensor)
+            # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
+            if layer.role == NORM:
+                weight.fill_(1.0)
+            else:
+                drawn = torch.empty(weight.shape, dtype=torch.float32)
+                rule(drawn)
+                weight.copy_(drawn)
+            if bias is not None:
+                bias.zero_()

@@ -1,0 +1,199 @@
+"""A probe: one private network, one batch, one seed, and the passes that proxies share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightning_tas.errors import UserError
+from lightning_tas.proxies.passes import Pass, Watcher
+from lightning_tas.proxies.roles import Layer, block_names, find_layers
+from lightning_tas.randomness import torch_generator
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a proxy's formula gives: its value as published, block by block, and the raw quantities behind it.
+
+    Tensors may stay on the device; they are read once, at the end.
+    """
+
+    value: Tensor | float
+    parts: Tensor | Sequence[float] = ()
+    extras: Mapping[str, Tensor | float] = field(default_factory=dict)
+    reason: str | None = None  # why the value means nothing here, where the formula itself can tell
+
+
+@dataclass
+class Notes:
+    """What one proxy uses."""
+
+    passes: list[Pass] = field(default_factory=list)
+    watchers: list[Watcher] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """What the passes take with nobody else watching them, once they have run."""
+        return sum(one.own_seconds for one in self.passes) + sum(watcher.seconds for watcher in self.watchers)
+
+    @property
+    def flaw(self) -> str | None:
+        """Why nothing computed from the passes can be trusted, or None."""
+        return next((one.flaw for one in self.passes if one.flaw is not None), None)
+
+
+class Probe:
+    """A stand-alone network with the data on which proxies look at it.
+
+    net: taken over as it is, so it must be a private copy (`private_copy`, or a sub-network just cut). images (B, C, H,
+    W) and labels (B,) lie on the network's device. seed: of everything that a proxy draws.
+    """
+
+    def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, seed: int) -> None:
+        self.net, self.images, self.labels, self.seed = net, images, labels, seed
+        self.layers: tuple[Layer, ...] = find_layers(net)
+        self._passes: dict[object, Pass] = {}
+        self._notes = Notes()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return self.images.device
+
+    @property
+    def weighted(self) -> tuple[Layer, ...]:
+        """The layers with weight matrices: everything but norms."""
+        return tuple(layer for layer in self.layers if layer.role != "norm")
+
+    def of(self, *roles: str) -> tuple[Layer, ...]:
+        """The layers with one of `roles`."""
+        return tuple(layer for layer in self.layers if layer.role in roles)
+
+    @cached_property
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The Transformer blocks over all stages."""
+        return tuple(self.net.get_submodule(name) for name in block_names(self.net))
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    def generator(self, *purpose: int | str) -> torch.Generator:
+        """A generator on the CPU for one stream of this probe's seed."""
+        return torch_generator(self.seed, "proxy", *purpose)
+
+    def shared(self, key: object, make: Callable[[], Pass]) -> Pass:
+        """The pass called `key`, made at the first call."""
+        if key not in self._passes:
+            self._passes[key] = make()
+        self.note(self._passes[key])
+        return self._passes[key]
+
+    @property
+    def loss(self) -> Pass:
+        """Mean cross-entropy over the batch."""
+        return self.shared("loss", lambda: Pass(self, lambda y: F.cross_entropy(y, self.labels), self.images))
+
+    @property
+    def logits(self) -> Pass:
+        """Sum of all logits of the batch."""
+        return self.shared("logits", lambda: Pass(self, torch.sum, self.images))
+
+    def note(self, one: Pass) -> None:
+        """Remember that the proxy being constructed or called uses this pass."""
+        if one not in self._notes.passes:
+            self._notes.passes.append(one)
+
+    def note_watcher(self, watcher: Watcher) -> None:
+        """Remember that the proxy being constructed watches by `watcher`."""
+        self._notes.watchers.append(watcher)
+
+    @contextmanager
+    def noting(self) -> Iterator[Notes]:
+        """Collect the passes and watchers used inside."""
+        before, self._notes = self._notes, Notes()
+        try:
+            yield self._notes
+        finally:
+            self._notes = before
+
+
+def per_block(probe: Probe, terms: Mapping[Layer, Tensor], **extras: Tensor | float) -> Measured:
+    """The sum of scalar `terms` over layers, with parts by block; the value also holds what lies outside of blocks."""
+    stacked = torch.stack([term.to(torch.float64) for term in terms.values()])
+    parts = stacked.new_zeros(probe.depth)
+    inside = [(i, layer.block) for i, layer in enumerate(terms) if layer.block is not None and layer.block >= 0]
+    if inside:
+        at, block = torch.tensor(inside, device=stacked.device).t()
+        parts.index_add_(0, block, stacked[at])
+    return Measured(stacked.sum(), parts, extras)
+
+
+def private_copy(net: nn.Module, device: torch.device | str | None = None) -> nn.Module:
+    """A detached copy in eval mode and at least float32, all parameters trainable, without the original's hooks."""
+    twin = copy.deepcopy(net)
+    for module in twin.modules():
+        # The copied hooks are still the caller's functions: running them would leave a trace.
+        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+            getattr(module, hooks).clear()
+    return settled(twin, device)
+
+
+def settled(net: nn.Module, device: torch.device | str | None = None) -> nn.Module:
+    """`net` itself, made ready: on `device`, dropout off, batch norms on batch statistics, at least float32."""
+    net = net.to(device) if device is not None else net
+    net.eval()
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train()
+    for parameter in net.parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()
+        parameter.grad = None
+        parameter.requires_grad_(True)
+    return net
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Exact float32 with gradients, whatever the caller is in: inference mode, no_grad, autocast, TF32."""
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        with torch.inference_mode(False), torch.enable_grad(), _no_autocast():
+            yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False):
+        if torch.cuda.is_available():
+            with torch.autocast("cuda", enabled=False):
+                yield
+        else:
+            yield
+
+
+def gaussian_batch(
+    seed: int, batch_size: int, in_chans: int, img_size: tuple[int, int], num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Images N(0, 1) of shape (B, C, H, W) and labels (B,) in which all classes are equally frequent, on the CPU."""
+    if batch_size < 1:
+        raise UserError(f"batch_size: {batch_size} must be at least 1")
+    generator = torch_generator(seed, "proxy", "batch")
+    images = torch.randn(batch_size, in_chans, *img_size, generator=generator)
+    rounds = -(-batch_size // max(num_classes, 1))
+    labels = torch.cat([torch.randperm(max(num_classes, 1), generator=generator) for _ in range(rounds)])
+    return images, labels[:batch_size]
