@@ -26,12 +26,16 @@ from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError
 
 # Paths and names: taken as typed, where Hydra's grammar would need quotes around spaces, '=' or brackets.
-VERBATIM = ("recipe", "config", "run", "output_dir", "resume", "ckpt", "data.root", "train.from_checkpoint")
+_PATHS = ("ckpt", "data.root", "train.from_checkpoint", "bench.path")
+VERBATIM = ("recipe", "config", "run", "output_dir", "resume", *_PATHS)
 # The same, unless they are written out as a mapping.
 VERBATIM_OR_MAPPING = ("arch", "space")
 # What config=RUN/config.yaml does not repeat: which run it was, and how it was started.
 NOT_REPEATED = ("config", "run", "resume", "plan")
 _CHOICES = ("recipe", "config")
+RESUMABLE = ("fit", "score")
+# One of these beside its config.yaml makes a folder that of a run.
+_RECORDS = ("study.json", "bench.json")
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ def parse(argument: str) -> Setting:
     if not equals:
         hint = f"recipe={argument}" if argument in recipes.packaged() else f"{argument}=value"
         raise UserError(f"{argument!r} is not of the form key=value; did you mean {hint!r}?")
+    if key == "bench" and not value.startswith("{"):
+        key = "bench.path"  # the one key of this group that every bench has
     schema.check_key(key)
     if key in VERBATIM or (key in VERBATIM_OR_MAPPING and not value.startswith("{")):
         return _verbatim(key, value)
@@ -121,16 +127,22 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
         return recipes.load(str(given["recipe"]))
     if given.get("config") is not None:
         return _repeated(Path(given["config"]), "config")
-    key = "resume" if command == "fit" else "ckpt"
-    run = _config_above(Path(str(given[key]))) if given.get(key) is not None else None
-    if run is not None:
-        base = _repeated(run, key)
-        # What a run was started from says nothing about what to evaluate now.
-        return base if command == "fit" else _without(base, ("arch", "ckpt", "source", "output_dir"))
+    for key in ("resume", "ckpt"):
+        run = _config_above(Path(str(given[key]))) if given.get(key) is not None else None
+        if run is not None and key == "resume" and command in RESUMABLE:
+            return _repeated(run, key)
+        if run is not None and key == "ckpt" and command != "fit":
+            # What a run was started from says nothing about what to evaluate now.
+            return _without(_repeated(run, key), ("arch", "ckpt", "source", "output_dir"))
     if command == "fit":
         raise UserError(
             f"recipe: nothing to do; name one with recipe=NAME; valid: {', '.join(recipes.packaged())}. "
             "New here? python -m lightning_tas.fit recipe=quickstart"
+        )
+    if given.get("ckpt") is None and command == "score":
+        raise UserError(
+            "recipe: nothing to score; give recipe=vit_bench_pit bench=FILE (networks with known accuracies), or "
+            "ckpt=RUN (a trained supernet)"
         )
     if given.get("ckpt") is None:
         raise UserError(
@@ -156,7 +168,7 @@ def _without(recipe: recipes.Recipe, keys: Sequence[str]) -> recipes.Recipe:
 def _config_above(path: Path) -> Path | None:
     """The config.yaml of the run that `path` is or lies in."""
     for folder in (path, *path.resolve().parents):
-        if (folder / "study.json").is_file() and (folder / "config.yaml").is_file():
+        if (folder / "config.yaml").is_file() and any((folder / name).is_file() for name in _RECORDS):
             return folder / "config.yaml"
     return None
 

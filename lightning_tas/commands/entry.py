@@ -18,7 +18,7 @@ SWEEP = ("-m", "--multirun")
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
-    """Run `command` (fit, evaluate, export) with `argv` (default: the process's arguments); return the exit status."""
+    """Run `command` (fit, evaluate, ...) with `argv` (default: the process's arguments); return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _wait_politely()
     if any(argument in HELP for argument in arguments):

@@ -34,6 +34,17 @@ ABOUT = {
             "ckpt=supernet-tiny.pth source=autoformer arch=autoformer_t data.name=imagenet data.root=/data/imagenet",
         ),
     ),
+    "score": (
+        "Score networks with zero-cost proxies, and correlate the scores with real accuracies.",
+        "recipe=NAME bench=FILE | ckpt=RUN [key=value ...]",
+        (
+            "recipe=vit_bench_pit bench=pit.json          # every proxy on networks with known accuracies",
+            "recipe=vit_bench_pit bench=pit.pth bench.proxies=[dss,snip] bench.inits=1",
+            "ckpt=runs/quickstart/NAME bench.networks=100   # against accuracies in a trained supernet",
+            "recipe=vit_bench_pit bench=pit.json plan=true  # what would be scored, and how long it takes",
+            "recipe=vit_bench_pit bench=pit.json run=a resume=auto   # go on where it stopped",
+        ),
+    ),
     "export": (
         "Write one network as safetensors with a config.json that timm can build from.",
         "ckpt=RUN arch=LABEL|ID|FILE [output_dir=FOLDER]",

@@ -54,4 +54,10 @@ def overrides(tree: Any) -> dict[str, Any]:
         "select.margin": 5 * margin if margin >= 1 else margin,
         "select.batch_size": 4,
         "select.micro_batch": 2,
+        "bench.networks": 6,
+        "bench.inits": 2,
+        "bench.batch_size": 4,
+        "bench.zen_repeat": 1,
+        "bench.paper": False,
+        "bench.bootstrap": 100,
     }

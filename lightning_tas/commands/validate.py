@@ -30,6 +30,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "select.images": ("gaussian", "data"),
     "select.norm": ("paper", "l1l1", "none"),
     "select.classes": ("sums", "counts"),
+    "bench.images": ("gaussian", "data"),
 }
 # Key to the least value; None is always allowed where the type allows it.
 _AT_LEAST: dict[str, float] = {
@@ -51,6 +52,12 @@ _AT_LEAST: dict[str, float] = {
     "select.top": 1,
     "select.batch_size": 1,
     "select.micro_batch": 1,
+    "bench.networks": 2,
+    "bench.inits": 1,
+    "bench.batch_size": 2,
+    "bench.zen_repeat": 1,
+    "bench.eval_batches": 1,
+    "bench.bootstrap": 0,
 }
 _PROBABILITIES = ("model.drop_rate", "model.attn_drop_rate", "model.drop_path_rate")
 

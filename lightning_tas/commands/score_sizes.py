@@ -1,0 +1,66 @@
+"""Batch sizes and options that proxies are scored with: the bench's own, or (`bench.paper`) those of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lightning_tas.proxies.config import BenchConfig
+
+
+class Size(NamedTuple):
+    """Images in the batch, further options of the proxy, and where both are from."""
+
+    batch_size: int
+    options: Mapping[str, Any]
+    source: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Proxies that are scored together, with one batch of `batch_size` images."""
+
+    batch_size: int
+    names: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+_ZERO_COST_NAS = "Zero-Cost NAS (arXiv:2101.08134), section 4: one mini-batch of 64"
+PAPER: dict[str, Size] = {
+    **dict.fromkeys(("grad_norm", "snip", "plain", "grasp", "fisher", "jacob_cov"), Size(64, {}, _ZERO_COST_NAS)),
+    "naswot": Size(64, {}, "TF-TAS, released code"),
+    "te_nas": Size(64, {}, "TF-TAS, released code"),
+    "ntk_trace": Size(64, {}, "NASI (arXiv:2109.00817), released code"),
+    "gradsign": Size(64, {}, "as Zero-Cost NAS: T-Razor names no batch"),
+    "knas": Size(50, {}, "KNAS (arXiv:2111.13293), released code: 50 samples"),
+    "zico": Size(64, {}, "as Zero-Cost NAS; two batches of this size"),
+    "meco": Size(64, {}, "as Zero-Cost NAS; one image of the batch counts"),
+    "zen": Size(16, {"repeat": 32}, "Zen-NAS (arXiv:2102.01063), released code"),
+    "snip_norm": Size(64, {}, "PreNAS, released code"),
+    **dict.fromkeys(
+        ("auto_prox_a", "auto_prox_p", "auto_prox_released"), Size(128, {}, "Auto-Prox, section 3.2: 128 images")
+    ),
+    **dict.fromkeys(("ntkt", "ntsr"), Size(32, {}, "our choice: ETAS names no batch")),
+}
+"""What papers or their released code use; proxies that are not named here see no batch and stay as they are."""
+
+
+def groups(names: Iterable[str], bench: BenchConfig) -> list[Group]:
+    """`names` by the batch that each is scored with, the largest group first."""
+    found: dict[int, list[str]] = {}
+    options: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for name in names:
+        size = size_of(name, bench)
+        found.setdefault(size.batch_size, []).append(name)
+        if size.options:
+            options.setdefault(size.batch_size, {})[name] = size.options
+    ordered = sorted(found, key=lambda batch: (-len(found[batch]), batch))
+    return [Group(batch, tuple(found[batch]), options.get(batch, {})) for batch in ordered]
+
+
+def size_of(name: str, bench: BenchConfig) -> Size:
+    """The batch and options of one proxy."""
+    if bench.paper and name in PAPER:
+        return PAPER[name]
+    return Size(bench.batch_size, {"repeat": bench.zen_repeat} if name == "zen" else {}, "bench.batch_size")
