@@ -13,17 +13,16 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from timm.layers import resample_abs_pos_embed
+from timm.layers import resample_abs_pos_embed, resample_abs_pos_embed_nhwc
 from timm.models import adapt_input_conv
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_tas.errors import UserError, unknown
-from lightning_tas.supernets.elastic import init_transformer
 
-# Names in the released AutoFormer and PreNAS networks, as regular expressions, and ours.
+# Names in the released AutoFormer and PreNAS networks, as regular expressions, and ours; then Auto-Prox's.
 REFERENCE_NAMES = [
     (r"^patch_embed_super\.", "patch_embed."),
     (r"\.attn_layer_norm\.", ".norm1."),
@@ -32,8 +31,29 @@ REFERENCE_NAMES = [
     (r"\.rel_pos_embed_([kv])\.embeddings_table_v$", r".rel_pos_\1.vertical"),
     (r"\.rel_pos_embed_([kv])\.embeddings_table_h$", r".rel_pos_\1.horizontal"),
 ]
+_AUTOPROX_NAMES = [
+    (r"^patch_embed\.(projection|conv)\.", "patch_embed.proj."),
+    (r"^transformers\.", "stages."),
+    (r"\.attn\.qkv_transform\.", ".attn.qkv."),
+    (r"\.attn\.projection\.", ".attn.proj."),
+]
+
+
+class Source(NamedTuple):
+    """Whose networks: of which families, supernets or stand-alone, their names, and the qkv bias rule of supernets."""
+
+    families: tuple[str, ...]
+    supernets: bool
+    names: list[tuple[str, str]]
+    bias_rule: str | None
+
+
 # AutoFormer cuts the qkv bias without regrouping it, PreNAS with: the weights were trained for their own rule.
-BIAS_RULE_OF_SOURCE = {"autoformer": "autoformer", "prenas": "regroup"}
+SOURCES: dict[str, Source] = {
+    "autoformer": Source(("autoformer",), True, REFERENCE_NAMES, "autoformer"),
+    "prenas": Source(("autoformer",), True, REFERENCE_NAMES, "regroup"),
+    "autoprox": Source(("autoprox_vit", "pit"), False, _AUTOPROX_NAMES, None),
+}
 
 
 def load_checkpoint_file(path: str | Path) -> dict[str, Any]:
@@ -73,19 +93,30 @@ def weights_of(content: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def load_reference(net: Any, state_dict: Mapping[str, Any], source: str) -> None:
-    """Load a released supernet's weights into `net` (an `ElasticViT`) and adopt its bias rule."""
-    if source not in BIAS_RULE_OF_SOURCE:
-        raise unknown("source", source, BIAS_RULE_OF_SOURCE)
+    """Load a released network's weights, under its own names, into `net`; a supernet adopts its bias rule.
+
+    `UserError` for an unknown source, or one whose networks are of another family or kind than `net`.
+    """
+    if source not in SOURCES:
+        raise unknown("source", source, SOURCES)
+    found, elastic = SOURCES[source], hasattr(net, "space")
+    if net.rules.family not in found.families or elastic != found.supernets:
+        kinds = {True: "supernets", False: "stand-alone networks"}
+        raise UserError(
+            f"source: {source!r} has weights of {kinds[found.supernets]} of family {' or '.join(found.families)}; "
+            f"this is one of the {kinds[elastic]} of family {net.rules.family}"
+        )
     renamed = {}
     for name, value in weights_of(state_dict).items():
-        for pattern, ours in REFERENCE_NAMES:
+        for pattern, ours in found.names:
             name = re.sub(pattern, ours, name)
         renamed[name] = value
     load_weights(net, renamed)
-    net.bias_rule = BIAS_RULE_OF_SOURCE[source]
+    if found.bias_rule is not None:
+        net.bias_rule = found.bias_rule
 
 
-def load_weights(net: nn.Module, state_dict: Mapping[str, Any], grid_size: tuple[int, int] | None = None) -> None:
+def load_weights(net: Any, state_dict: Mapping[str, Any], grid_size: tuple[int, int] | None = None) -> None:
     """Load our own or renamed weights into a supernet or a stand-alone network, bridging grid, classes and channels.
 
     `grid_size` is the checkpoint's (rows, columns) of patches, needed only where it cannot be read from the weights: a
@@ -110,7 +141,7 @@ def load_weights(net: nn.Module, state_dict: Mapping[str, Any], grid_size: tuple
     if theirs != ours:
         fate = "starts afresh" if ours else "is left out"
         warnings.warn(f"the checkpoint has {theirs} classes and the network {ours}: the head {fate}", stacklevel=3)
-        init_transformer(net.get_submodule("head"))
+        net.init_module(net.head)
     net.load_state_dict(state, strict=False)
 
 
@@ -121,12 +152,19 @@ def adapt_weights(state: Mapping[str, Tensor], net: Any, grid_size: tuple[int, i
     if source is None:
         return adapted
     for name, value in state.items():
-        if name == "pos_embed" and source != target:
+        if name == "pos_embed" and source != target and value.dim() == 4:
+            adapted[name] = _resample_map(value, target)
+        elif name == "pos_embed" and source != target:
             adapted[name] = resample_abs_pos_embed(value, list(target), list(source), num_prefix_tokens=1)
         elif name.endswith((".vertical", ".horizontal")):
             axis = 0 if name.endswith(".vertical") else 1
             adapted[name] = resample_table(reach_table(value, source[axis]), source[axis], target[axis])
     return adapted
+
+
+def _resample_map(positions: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Positions as a map (1, C, gh, gw) on another grid, by timm's rule for those of plain ViTs."""
+    return resample_abs_pos_embed_nhwc(positions.permute(0, 2, 3, 1), list(grid)).permute(0, 3, 1, 2)
 
 
 def _adapt_channels(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -178,6 +216,8 @@ def _grid_of(state: Mapping[str, Tensor]) -> tuple[int, int] | None:
     sides = None if rows[0] is None or rows[1] is None else ((rows[0] - 2) // 2, (rows[1] - 2) // 2)
     if "pos_embed" not in state:
         return sides
+    if state["pos_embed"].dim() == 4:
+        return state["pos_embed"].shape[2], state["pos_embed"].shape[3]
     tokens = state["pos_embed"].shape[1] - 1
     if sides is not None and sides[0] * sides[1] == tokens:
         return sides

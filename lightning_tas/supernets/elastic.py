@@ -10,7 +10,6 @@ Shapes: B batch, N tokens, d width of the sub-network.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -60,27 +59,13 @@ class ElasticLayerNorm(nn.LayerNorm):
 
 
 class ElasticPatchEmbed(nn.Module):
-    """Convolution of non-overlapping patches, ``W[:d]``, ``b[:d]``: (B, C, H, W) to (B, N - 1, d)."""
+    """Convolution of patches, ``W[:d]``, ``b[:d]``: (B, C, H, W) to (B, N - 1, d)."""
 
-    def __init__(self, in_chans: int, embed_dim: int, patch_size: int) -> None:
+    def __init__(self, in_chans: int, embed_dim: int, patch_size: int, stride: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size)
+        self.proj = nn.Conv2d(in_chans, embed_dim, patch_size, stride=stride)
 
     def forward(self, x: Tensor, embed_dim: int) -> Tensor:
         assert self.proj.bias is not None
         x = F.conv2d(x, self.proj.weight[:embed_dim], self.proj.bias[:embed_dim], self.proj.stride)
         return x.flatten(2).transpose(1, 2)  # (B, d, gh, gw) -> (B, N - 1, d)
-
-
-@torch.no_grad()
-def init_transformer(module: nn.Module) -> None:
-    """The references' rule for one module: linear weights truncated normal 0.02, biases 0, LayerNorm (1, 0).
-
-    Convolutions keep the library's default, as in the released code (spec: matters to proxies).
-    """
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.LayerNorm | nn.Conv2d):
-        module.reset_parameters()

@@ -88,17 +88,18 @@ def attention(
     grid_size: tuple[int, int],
     dropout: float = 0.0,
 ) -> Tensor:
-    """Multi-head attention of ``qkv`` (B, N, 3, H, 64), with relative position when `keys` and `values` are given.
+    """Multi-head attention of ``qkv`` (B, N, 3, H, D), with relative position when `keys` and `values` are given.
 
-    Returns (B, N, H * 64). `dropout` acts on the attention weights. float16 is computed in float32 (its range is too
-    small for the logits of small supernets); other types keep their own, with the kernels' softmax in float32.
+    Returns (B, N, H * D); relative position has D = 64, without it any D will do. `dropout` acts on the attention
+    weights. float16 is computed in float32 (its range is too small for the logits of small supernets); other types
+    keep their own, with the kernels' softmax in float32.
     """
     kind = qkv.dtype
     with _full_range(qkv):
         qkv = qkv.float() if kind == torch.float16 else qkv
         if keys is None or values is None:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, N, D)
-            x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=HEAD_DIM**-0.5).transpose(1, 2)
+            x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=q.shape[-1] ** -0.5).transpose(1, 2)
         else:
             x = _relative(qkv, keys().to(qkv.dtype), values().to(qkv.dtype), grid_size, dropout)
     return x.flatten(2).to(kind)

@@ -17,14 +17,16 @@ from torch import Tensor
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
+from lightning_tas.families import RULES
 from lightning_tas.supernets.checkpoints import adapt_weights
 from lightning_tas.supernets.config import NetOptions
-from lightning_tas.supernets.vision_transformer import VisionTransformer, describe
+from lightning_tas.supernets.image_network import describe
+from lightning_tas.supernets.registry import family
 
 __all__ = ["default_cfgs", "model_config", "read_arch"]
 
 # What timm assumes without a config file; the build options overrule input size and classes.
-default_cfgs = generate_default_cfgs({"tas_vit": describe(NetOptions())})
+default_cfgs = generate_default_cfgs({"tas_vit": describe(NetOptions.read({}))})
 
 
 def read_arch(arch: Architecture | Mapping[str, Any] | str | Path) -> Architecture:
@@ -50,25 +52,28 @@ def read_arch(arch: Architecture | Mapping[str, Any] | str | Path) -> Architectu
 
 
 @register_model
-def tas_vit(pretrained: bool = False, arch: Any = None, **kwargs: Any) -> VisionTransformer:
-    """timm entry point: the stand-alone network of `arch` (see `read_arch`), with the options of `NetOptions`."""
+def tas_vit(pretrained: bool = False, arch: Any = None, **kwargs: Any) -> Any:
+    """timm entry point: the stand-alone network of `arch` (see `read_arch`), with the options of `NetOptions`.
+
+    Its class is that of the architecture's family (a plain ViT, PiT, or one that a user registered).
+    """
     if arch is None:
         raise UserError("arch: tas_vit needs an architecture: a mapping, JSON text or a file")
     if "global_pool" in kwargs:
         kwargs["pool"] = kwargs.pop("global_pool")
-    net: VisionTransformer = build_model_with_cfg(
-        VisionTransformer, "tas_vit", pretrained, arch=read_arch(arch), pretrained_filter_fn=_filter, **kwargs
+    known = read_arch(arch)
+    return build_model_with_cfg(
+        family(known.family).network, "tas_vit", pretrained, arch=known, pretrained_filter_fn=_filter, **kwargs
     )
-    return net
 
 
-def model_config(net: VisionTransformer, **pretrained_cfg: Any) -> dict[str, Any]:
+def model_config(net: Any, **pretrained_cfg: Any) -> dict[str, Any]:
     """Content of the ``config.json`` beside ``model.safetensors``: how to rebuild `net`, and timm's description.
 
     `pretrained_cfg` adds to the description: ``mean``, ``std``, ``interpolation``, ``crop_pct``, ``label_names``.
     """
     options = net.options
-    described = {**describe(NetOptions.read(options)), **pretrained_cfg}
+    described = {**describe(NetOptions.read(options, RULES[net.arch.family])), **pretrained_cfg}
     return {
         "architecture": described.pop("architecture"),
         "num_classes": described.pop("num_classes"),
@@ -78,5 +83,5 @@ def model_config(net: VisionTransformer, **pretrained_cfg: Any) -> dict[str, Any
     }
 
 
-def _filter(state: dict[str, Tensor], net: VisionTransformer) -> dict[str, Tensor]:
+def _filter(state: dict[str, Tensor], net: Any) -> dict[str, Tensor]:
     return adapt_weights(state, net)

@@ -1,0 +1,68 @@
+"""What the name of a family carries: the rules of its networks that are not choices.
+
+A plain ViT of one family and that of another may have the same widths, depths, heads and ratios, and still be other
+networks: how wide queries are, whether positions are relative, which token is classified. `RULES` holds this for the
+families that the package itself realises; spaces, costs and networks read it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one family, and the defaults of its networks' build options."""
+
+    family: str
+    head_dim: int | None  # channels per head; None: the width divided by the heads, so queries are as wide as tokens
+    norm_eps: float
+    relative_position: bool  # whether there are relative position tables (2-D, on keys and values)
+    pool: str  # what is classified: "avg" (mean of the patch tokens) or "token" (the class token)
+    overlap: int  # patches begin every patch_size / overlap pixels
+    init: str  # first weights, see `supernets.initialise`
+
+    def channels(self, dim: int, num_heads: int) -> int:
+        """Channels of one head in a block of width `dim`."""
+        return dim // num_heads if self.head_dim is None else self.head_dim
+
+    def query_width(self, dim: int, num_heads: int) -> int:
+        """Width of queries, keys and values each, in a block of width `dim`."""
+        return dim if self.head_dim is None else num_heads * self.head_dim
+
+    def stride(self, patch_size: int) -> int:
+        """Pixels from one patch to the next."""
+        return max(1, patch_size // self.overlap)
+
+    def check_heads(self, dim: int, num_heads: int, name: str) -> None:
+        """`UserError` when heads of equal width cannot share `dim` channels."""
+        if self.head_dim is None and dim % num_heads:
+            raise UserError(f"{name}: {num_heads} does not divide the width {dim}, as heads of {self.family!r} must")
+
+
+AUTOFORMER = Rules("autoformer", 64, 1e-5, True, "avg", 1, "trunc_normal")
+# The class that Auto-Prox trained its AutoFormer benchmark with: a plain ViT, not the AutoFormer network.
+AUTOPROX_VIT = Rules("autoprox_vit", None, 1e-6, False, "avg", 1, "library")
+# Pooling-based ViT: patches of 16 pixels every 8; heads have base_dim channels, which is the width over the heads.
+PIT = Rules("pit", None, 1e-6, False, "token", 2, "library")
+
+RULES: dict[str, Rules] = {rules.family: rules for rules in (AUTOFORMER, AUTOPROX_VIT, PIT)}
+
+
+def widths(arch: Architecture) -> tuple[int, ...]:
+    """Channels of the tokens in every stage: its ``embed_dim``, or ``base_dim`` for each of its heads (PiT)."""
+    found = []
+    for stage in arch.stages:
+        seen: Mapping[str, Any] = {**arch.extras, **dict(stage.items())}
+        if "embed_dim" in seen:
+            found.append(int(seen["embed_dim"]))
+        elif "base_dim" in seen and "num_heads" in seen:
+            found.append(int(seen["base_dim"] * seen["num_heads"]))
+        else:
+            raise UserError(f"a {arch.family} architecture has neither embed_dim nor base_dim and num_heads per stage")
+    return tuple(found)

@@ -1,0 +1,121 @@
+"""What weight-sharing supernets of every family share: they hold no current sub-network, and can hand one over.
+
+A family adds its layers, `check`, `forward_features` and `subnet_state`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError
+from lightning_tas.families import RULES
+from lightning_tas.supernets.config import NetOptions
+from lightning_tas.supernets.elastic import ElasticLinear
+from lightning_tas.supernets.elastic_blocks import ElasticBlock
+from lightning_tas.supernets.image_network import ImageNetwork
+
+if TYPE_CHECKING:
+    from lightning_tas.spaces import SearchSpace
+
+
+class ElasticNetwork(ImageNetwork):
+    """A supernet over `space`, of the sizes in ``space.allocated``; `options` are those of `NetOptions`.
+
+    `UserError` for impossible options, images of another size and architectures that the allocated weights cannot
+    hold; plain `ValueError` when no architecture is given.
+    """
+
+    families: tuple[str, ...]  # whose spaces the class serves
+    _linear = ElasticLinear
+    _alone: type[ImageNetwork]  # class of the stand-alone networks
+
+    def __init__(self, space: SearchSpace, **options: Any) -> None:
+        super().__init__()
+        if space.family not in self.families:
+            raise UserError(
+                f"space: family {space.family!r} does not fit a supernet of family {' or '.join(self.families)}"
+            )
+        if options.get("allocated") is not None:
+            raise UserError("allocated: a supernet's sizes come from its space; set space.allocated")
+        self.space = space
+        self.rules = RULES[space.family]
+        self.allocated: dict[str, Any] = dict(space.allocated)
+        self._options = NetOptions.read(options, self.rules)
+        self.num_classes = self._options.num_classes
+        self.bias_rule = self._options.bias_rule
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The JSON-able build options: the class with ``net.space`` and them is the same supernet, fresh."""
+        return {**super().options, "bias_rule": self.bias_rule}
+
+    @property
+    def stage_blocks(self) -> list[nn.ModuleList]:
+        """The blocks of every stage."""
+        raise NotImplementedError
+
+    @property
+    def stage_grids(self) -> list[tuple[int, int]]:
+        """The patch grid of every stage."""
+        raise NotImplementedError
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """How many blocks are allocated per stage."""
+        return tuple(len(blocks) for blocks in self.stage_blocks)
+
+    def check(self, arch: Architecture) -> None:
+        """`UserError` naming quantity, value and maximum when the allocated weights cannot hold `arch`."""
+        raise NotImplementedError
+
+    def forward_features(self, x: Tensor, arch: Architecture) -> Tensor:
+        """Images to the sub-network's tokens after the final norm, (B, N, d)."""
+        raise NotImplementedError
+
+    def subnet_state(self, arch: Architecture) -> dict[str, Tensor]:
+        """Copies of the weights that `arch` uses, as the state dict of its stand-alone network."""
+        raise NotImplementedError
+
+    def _refuse(self, name: str, value: float, limit: float) -> None:
+        if value > limit:
+            raise UserError(f"{name}: {value} exceeds what supernet {self.space.name!r} allocates, {limit}")
+
+    def forward(self, x: Tensor, arch: Architecture | None = None) -> Tensor:
+        """Logits (B, num_classes) of the sub-network `arch` on images (B, C, H, W)."""
+        if arch is None:
+            raise ValueError("a supernet holds no current sub-network: call net(x, arch) with an architecture")
+        return self.forward_head(self.forward_features(x, arch))
+
+    def touch(self, archs: Sequence[Architecture]) -> Tensor:
+        """Zero, as a scalar, with a graph through every parameter that no network of `archs` uses.
+
+        Added to a loss it changes no value and gives those parameters gradients of exactly zero: what ZeRO-3 needs,
+        which otherwise applies an earlier step's gradients again. Blocks are the only parts that networks leave out;
+        each one costs a pass of a single image of zeros, at its full size.
+        """
+        total = self.cls_token.new_zeros(())
+        for s, (blocks, grid) in enumerate(zip(self.stage_blocks, self.stage_grids, strict=True)):
+            for block in blocks[max((arch.depths[s] for arch in archs), default=0) :]:
+                assert isinstance(block, ElasticBlock)
+                total = total + block.touch(1 + math.prod(grid))
+        return total
+
+    def subnet(self, arch: Architecture) -> Any:
+        """The stand-alone network of `arch` with copied weights, in this network's mode; draws no random numbers."""
+        self.check(arch)
+        options = {**self.options, "allocated": self.allocated, "bias_rule": "regroup"}
+        with torch.device("meta"):
+            net = self._alone(arch, **options)
+        net.load_state_dict(self.subnet_state(arch), assign=True)
+        return net.train(self.training)
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies of slices, without their graph."""
+    return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
