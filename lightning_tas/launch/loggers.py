@@ -19,7 +19,7 @@ starts again. `restored_step` is the number of updates that the restored checkpo
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +122,13 @@ class RunLoggers:
         """Show the specialised networks (the content of `result.json`) and their accuracies."""
         if self.wandb is not None:
             self.wandb.log_result(record, self.folder.result, picture)
+
+    def log_scores(
+        self, rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], files: Sequence[Path]
+    ) -> None:
+        """Show correlations of proxies (the rows of `correlations.csv`), their pictures, and keep `files`."""
+        if self.wandb is not None:
+            self.wandb.log_scores(rows, pictures, files)
 
     def close(self, status: int = 0) -> None:
         """End the W&B run with the exit status of the job; a later job with the same run folder continues it."""

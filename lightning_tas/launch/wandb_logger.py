@@ -14,7 +14,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -262,7 +262,29 @@ class WandbRun:
                     self._run.summary[f"result/{entry['label']}/{key}"] = value
             self._keep("result", [path, picture])
 
-    def _keep(self, kind: str, paths: list[Path | None]) -> None:
+    def log_scores(
+        self, rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], files: Sequence[Path]
+    ) -> None:
+        """Correlations of proxies as a table and as numbers of the run's summary, pictures, and files as an artifact.
+
+        Args:
+            rows: of one set of columns; `weights`, `accuracy` and `proxy` name a row, `tau_b` is its number.
+            pictures: name to file.
+            files: what the artifact holds.
+        """
+        if self._over:
+            return
+        with self._guarded():
+            import wandb
+
+            table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+            shown = {f"score/{name}": wandb.Image(str(path)) for name, path in pictures.items()}
+            self.log({"score/correlations": table, **shown})
+            for row in rows:
+                self._run.summary[f"score/{row['weights']}/{row['accuracy']}/{row['proxy']}"] = row["tau_b"]
+            self._keep("score", list(files))
+
+    def _keep(self, kind: str, paths: Sequence[Path | None]) -> None:
         import wandb
 
         artifact = wandb.Artifact(f"{kind}-{self.id}", type=kind)
