@@ -14,10 +14,10 @@ from lightning_tas.errors import UserError
 from lightning_tas.version import __version__
 
 if TYPE_CHECKING:
+    from lightning_tas import proxies
     from lightning_tas.architecture import Architecture, Block, Stage
     from lightning_tas.costs import Cost, cost
-    from lightning_tas import proxies
-    from lightning_tas.proxies import Score, score_one
+    from lightning_tas.proxies import Score, Scores, score_many, score_one
     from lightning_tas.search import Candidate, Selection, select_preferred
     from lightning_tas.spaces import SearchSpace, space
     from lightning_tas.supernets import network, supernet
@@ -34,12 +34,14 @@ _HOME = {
     "Candidate": "search",
     "Cost": "costs",
     "Score": "proxies",
+    "Scores": "proxies",
     "SearchSpace": "spaces",
     "Selection": "search",
     "Stage": "architecture",
     "cost": "costs",
     "network": "supernets",
     "proxies": "proxies",
+    "score_many": "proxies",
     "score_one": "proxies",
     "select_preferred": "search",
     "space": "spaces",
@@ -52,6 +54,7 @@ __all__ = [
     "Candidate",
     "Cost",
     "Score",
+    "Scores",
     "SearchSpace",
     "Selection",
     "Stage",
@@ -60,6 +63,7 @@ __all__ = [
     "cost",
     "network",
     "proxies",
+    "score_many",
     "score_one",
     "select_preferred",
     "space",

@@ -1,0 +1,211 @@
+"""Scores of many networks by many proxies: compact columns, whatever computed them.
+
+Rank-combined proxies have no columns of their own: their values depend on the whole set, so they are computed from
+their components when asked for. One row is kept as an index, an architecture, its costs and a `Score` per proxy; the
+parts by block are dropped.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import unknown
+from lightning_tas.proxies.registry import FloatArray, Proxy
+from lightning_tas.proxies.score import Score
+from lightning_tas.proxies.scorer import combined
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+
+class Row(NamedTuple):
+    """One scored network: its place in the sequence given, and what was found."""
+
+    place: int
+    arch: Architecture
+    params: int
+    macs: int
+    scores: Mapping[str, Score]
+
+
+@dataclass
+class Column:
+    """Scores of all networks by one proxy; extras are NaN where a network has none of that name."""
+
+    value: FloatArray
+    valid: BoolArray
+    seconds: FloatArray
+    reasons: dict[int, str] = field(default_factory=dict)
+    extras: dict[str, FloatArray] = field(default_factory=dict)
+
+    def score(self, place: int) -> Score:
+        """The score of one network, without parts."""
+        raw = {key: float(found[place]) for key, found in self.extras.items() if not np.isnan(found[place])}
+        valid = bool(self.valid[place])
+        reason = self.reasons.get(place, "")
+        return Score(float(self.value[place]), (), valid, reason, float(self.seconds[place]), raw)
+
+
+class _Growing:
+    """A `Column` that grows: 17 bytes a network and 8 for each extra."""
+
+    def __init__(self) -> None:
+        self.value, self.valid, self.seconds = array("d"), array("b"), array("d")
+        self.reasons: dict[int, str] = {}
+        self.extras: dict[str, array[float]] = {}
+
+    def append(self, score: Score) -> None:
+        number = len(self.value)
+        self.value.append(score.value)
+        self.valid.append(score.valid)
+        self.seconds.append(score.seconds)
+        if score.reason:
+            self.reasons[number] = score.reason
+        for key in score.extras:
+            if key not in self.extras:
+                self.extras[key] = array("d", [np.nan]) * number
+        for key, found in self.extras.items():
+            found.append(score.extras.get(key, np.nan))
+
+    def column(self) -> Column:
+        extras = {key: np.array(found) for key, found in self.extras.items()}
+        valid = np.array(self.valid, dtype=np.bool_)
+        return Column(np.array(self.value), valid, np.array(self.seconds), self.reasons, extras)
+
+
+class Gatherer:
+    """Takes rows one by one, in any order, and makes a `Scores` of them."""
+
+    def __init__(self, components: Sequence[Proxy]) -> None:
+        self._columns = {one.name: _Growing() for one in components}
+        self._index, self._params, self._macs = array("q"), array("q"), array("q")
+
+    def append(self, row: Row) -> None:
+        """Add one network."""
+        self._index.append(row.place)
+        self._params.append(row.params)
+        self._macs.append(row.macs)
+        for name, column in self._columns.items():
+            column.append(row.scores[name])
+
+    def scores(self, names: Sequence[Proxy], archs: Callable[[], list[Architecture]]) -> Scores:
+        """What was gathered, by index; `archs` gives the architectures in that order."""
+        order = np.argsort(np.array(self._index, dtype=np.int64), kind="stable")
+        columns = {name: _ordered(column.column(), order) for name, column in self._columns.items()}
+        params, macs = (np.array(found, dtype=np.int64)[order] for found in (self._params, self._macs))
+        return Scores(names, columns, params, macs, archs)
+
+
+def _ordered(column: Column, order: IntArray) -> Column:
+    if (order == np.arange(len(order))).all():
+        return column
+    place = {int(old): new for new, old in enumerate(order)}
+    return Column(
+        column.value[order],
+        column.valid[order],
+        column.seconds[order],
+        {place[old]: reason for old, reason in column.reasons.items()},
+        {key: found[order] for key, found in column.extras.items()},
+    )
+
+
+class Scores:
+    """Scores of N networks by proxy, in the order in which the networks were given.
+
+    value: float64 (N,), higher is better, -inf where a score is invalid; valid: bool (N,); reason: why not, a list of
+    N texts; seconds: (N,), what the proxy takes alone; extras: the raw quantities behind it, (N,). params, macs:
+    int64 (N,). A rank-combined proxy is computed over these N networks.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[Proxy],
+        columns: Mapping[str, Column],
+        params: IntArray,
+        macs: IntArray,
+        archs: Callable[[], list[Architecture]],
+    ) -> None:
+        self._proxies = {one.name: one for one in names}
+        self._columns = dict(columns)
+        self.params, self.macs = params, macs
+        self._read_archs = archs
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The proxies asked for, in that order."""
+        return tuple(self._proxies)
+
+    @property
+    def archs(self) -> list[Architecture]:
+        """The networks; decoded or read from the file at every call."""
+        return self._read_archs()
+
+    @property
+    def ids(self) -> list[str]:
+        """`Architecture.id` of every network."""
+        return [arch.id for arch in self.archs]
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def value(self, name: str) -> FloatArray:
+        """Scores by the proxy `name`, float64 (N,)."""
+        return self._column(name).value
+
+    def valid(self, name: str) -> BoolArray:
+        """Which scores mean something, bool (N,)."""
+        return self._column(name).valid
+
+    def reason(self, name: str) -> list[str]:
+        """Why each score is invalid, empty where it is valid."""
+        reasons = self._column(name).reasons
+        return [reasons.get(place, "") for place in range(len(self))]
+
+    def seconds(self, name: str) -> FloatArray:
+        """What the proxy takes alone for each network [s], float64 (N,)."""
+        return self._column(name).seconds
+
+    def extras(self, name: str, key: str) -> FloatArray:
+        """A raw quantity behind the scores of `name`, float64 (N,); NaN where a network has none."""
+        found = self._column(name).extras
+        if key not in found:
+            raise unknown(f"extras of {name}", key, found)
+        return found[key]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict a network: id, arch (a dict), params, macs, and per proxy value, `.valid`, `.reason`, `.seconds`."""
+        columns = {name: self._column(name) for name in self._proxies}
+        rows = []
+        for place, arch in enumerate(self.archs):
+            row: dict[str, Any] = {"id": arch.id, "arch": arch.to_dict()}
+            row |= {"params": int(self.params[place]), "macs": int(self.macs[place])}
+            for name, column in columns.items():
+                row[f"{name}.value"] = float(column.value[place])
+                row[f"{name}.valid"] = bool(column.valid[place])
+                row[f"{name}.reason"] = column.reasons.get(place, "")
+                row[f"{name}.seconds"] = float(column.seconds[place])
+                row |= {f"{name}.{key}": float(found[place]) for key, found in column.extras.items()}
+            rows.append(row)
+        return rows
+
+    def _column(self, name: str) -> Column:
+        if name not in self._columns:
+            if name not in self._proxies:
+                raise unknown("proxy", name, [*self._proxies, *self._columns])
+            self._columns[name] = self._combine(self._proxies[name])
+        return self._columns[name]
+
+    def _combine(self, one: Proxy) -> Column:
+        parts = {name: self._column(name) for name in one.combines}
+        rows = [{name: part.score(place) for name, part in parts.items()} for place in range(len(self))]
+        grown = _Growing()
+        for score in combined(one, rows):
+            grown.append(score)
+        return grown.column()
