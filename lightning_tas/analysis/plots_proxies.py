@@ -63,6 +63,7 @@ def correlation_bars(columns: Mapping[str, Mapping[str, Interval]], baselines: S
     height = 1.0 + 0.24 * max(len(proxies) for proxies in columns.values())
     figure = Figure(figsize=(1.4 + 2.6 * len(columns), height), layout="constrained")
     panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)
+    drawn = None
     for axes, (name, proxies) in zip(panels.flat, columns.items(), strict=True):
         places = np.arange(len(proxies))
         values = np.array([np.nan if value is None else value for value, _, _ in proxies.values()])
@@ -76,12 +77,13 @@ def correlation_bars(columns: Mapping[str, Mapping[str, Interval]], baselines: S
         axes.errorbar(values, places, xerr=errors, fmt="none", ecolor="black", elinewidth=0.8, capsize=2)
         line = proxies.get(baselines[0], (None,))[0]
         if line is not None:
-            axes.axvline(line, color="tab:red", linewidth=0.8, linestyle="--", label=baselines[0])
-            axes.legend(fontsize=6, loc="lower right")
+            drawn = axes.axvline(line, color="tab:red", linewidth=0.8, linestyle="--")
         axes.set_title(name, fontsize=8)
         axes.set_xlabel("Kendall τ-b", fontsize=7)
         axes.set_yticks(places, list(proxies), fontsize=7)
         axes.tick_params(axis="x", labelsize=6)
         axes.axvline(0, color="black", linewidth=0.6)
     panels[0, 0].invert_yaxis()
+    if drawn is not None:
+        figure.legend([drawn], [baselines[0]], fontsize=7, loc="outside lower right")
     return figure

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lightning_tas.proxies.config import BenchConfig
+from lightning_tas.proxies.registry import proxy
 
 
 class Size(NamedTuple):
@@ -43,20 +44,25 @@ PAPER: dict[str, Size] = {
     ),
     **dict.fromkeys(("ntkt", "ntsr"), Size(32, {}, "our choice: ETAS names no batch")),
 }
-"""What papers or their released code use; proxies that are not named here see no batch and stay as they are."""
+"""What papers or their released code use; proxies that are not named here keep the bench's own."""
 
 
-def groups(names: Iterable[str], bench: BenchConfig) -> list[Group]:
-    """`names` by the batch that each is scored with, the largest group first."""
+def groups(names: Sequence[str], bench: BenchConfig) -> list[Group]:
+    """`names` by the batch that each is scored with, the largest group first; who sees no batch joins that one."""
     found: dict[int, list[str]] = {}
-    options: dict[int, dict[str, Mapping[str, Any]]] = {}
+    blind = []
     for name in names:
-        size = size_of(name, bench)
-        found.setdefault(size.batch_size, []).append(name)
-        if size.options:
-            options.setdefault(size.batch_size, {})[name] = size.options
-    ordered = sorted(found, key=lambda batch: (-len(found[batch]), batch))
-    return [Group(batch, tuple(found[batch]), options.get(batch, {})) for batch in ordered]
+        if proxy(name).needs.data or (bench.paper and name in PAPER):
+            found.setdefault(size_of(name, bench).batch_size, []).append(name)
+        else:
+            blind.append(name)
+    ordered = sorted(found, key=lambda batch: (-len(found[batch]), batch)) or [bench.batch_size]
+    members = {batch: tuple(found.get(batch, ())) for batch in ordered}
+    members[ordered[0]] = (*blind, *members[ordered[0]])
+    options = {name: size_of(name, bench).options for name in names}
+    return [
+        Group(batch, own, {name: options[name] for name in own if options[name]}) for batch, own in members.items()
+    ]
 
 
 def size_of(name: str, bench: BenchConfig) -> Size:
