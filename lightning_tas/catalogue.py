@@ -2,12 +2,13 @@
 
 Sources: AutoFormer (https://arxiv.org/abs/2107.00651), its released configurations; PreNAS
 (https://arxiv.org/abs/2304.14636), its released candidate lists; TF-TAS (https://arxiv.org/abs/2203.12217), its
-released configurations. Parameters with 1000 classes, 224 px and patches of 16 are in `PARAMS`.
+released configurations (its table of PiTs lists other sizes); PiT (https://arxiv.org/abs/2103.16302). Parameters with
+1000 classes, 224 px and patches of 16 are in `PARAMS`.
 """
 
 from __future__ import annotations
 
-from lightning_tas.architecture import Architecture
+from lightning_tas.architecture import Architecture, Block, Stage
 
 _HEADS_AND_RATIOS: dict[str, tuple[int, list[int], list[float]]] = {
     "autoformer_t": (192, [3] * 10 + [4, 3, 3], [3.5, 3.5, 3, 3.5, 3, 3, 4, 4, 3.5, 4, 3.5, 4, 3.5]),
@@ -49,10 +50,26 @@ _HEADS_AND_RATIOS: dict[str, tuple[int, list[int], list[float]]] = {
     ),
 }
 
+# PiTs: base_dim, depth and heads of the three stages, MLP ratio.
+_PITS: dict[str, tuple[int, list[int], list[int], int]] = {
+    "pit_ti": (32, [2, 6, 4], [2, 4, 8], 4),
+    "pit_xs": (48, [2, 6, 4], [2, 4, 8], 4),
+    "pit_s": (48, [2, 6, 4], [3, 6, 12], 4),
+    "tf_tas_pit_ti": (40, [2, 4, 4], [2, 4, 8], 2),
+    "tf_tas_pit_xs": (56, [1, 4, 2], [2, 8, 8], 2),
+    "tf_tas_pit_s": (36, [1, 4, 4], [3, 12, 12], 6),
+}
+
+
+def _pit(base_dim: int, depths: list[int], heads: list[int], mlp_ratio: int) -> Architecture:
+    stages = [Stage([Block()] * depth, num_heads=h) for depth, h in zip(depths, heads, strict=True)]
+    return Architecture("pit", stages, base_dim=base_dim, mlp_ratio=mlp_ratio)
+
+
 PUBLISHED: dict[str, Architecture] = {
     name: Architecture.vit(embed_dim=width, num_heads=heads, mlp_ratio=ratios, family="autoformer")
     for name, (width, heads, ratios) in _HEADS_AND_RATIOS.items()
-}
+} | {name: _pit(*sizes) for name, sizes in _PITS.items()}
 
 PARAMS: dict[str, int] = {
     "autoformer_t": 5_867_944,
@@ -64,10 +81,16 @@ PARAMS: dict[str, int] = {
     "tf_tas_ti": 6_200_776,
     "tf_tas_s": 23_935_336,
     "tf_tas_b": 56_470_792,
+    "pit_ti": 4_847_272,
+    "pit_xs": 10_618_888,
+    "pit_s": 23_461_912,
+    "tf_tas_pit_ti": 4_732_120,
+    "tf_tas_pit_xs": 10_643_464,
+    "tf_tas_pit_s": 24_966_496,
 }
 
 # The space whose supernet each network lives in.
 SPACES: dict[str, str] = {
     name: {"t": "autoformer_tiny", "s": "autoformer_small", "b": "autoformer_base"}[name.rpartition("_")[2][0]]
-    for name in PUBLISHED
-}
+    for name in _HEADS_AND_RATIOS
+} | {name: name.removeprefix("tf_tas_") for name in _PITS}

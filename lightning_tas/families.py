@@ -39,6 +39,12 @@ class Rules:
         """Pixels from one patch to the next."""
         return max(1, patch_size // self.overlap)
 
+    def relative(self, given: bool | None) -> bool:
+        """Whether there is relative position where `given` is wanted (None: as the family has it)."""
+        if given and not self.relative_position:
+            raise UserError(f"relative_position: networks of family {self.family!r} have none; leave it out")
+        return self.relative_position if given is None else given
+
     def check_heads(self, dim: int, num_heads: int, name: str) -> None:
         """`UserError` when heads of equal width cannot share `dim` channels."""
         if self.head_dim is None and dim % num_heads:
@@ -52,6 +58,11 @@ AUTOPROX_VIT = Rules("autoprox_vit", None, 1e-6, False, "avg", 1, "library")
 PIT = Rules("pit", None, 1e-6, False, "token", 2, "library")
 
 RULES: dict[str, Rules] = {rules.family: rules for rules in (AUTOFORMER, AUTOPROX_VIT, PIT)}
+
+
+def halved(grid: tuple[int, int]) -> tuple[int, int]:
+    """The patch grid behind a pooling of PiT (3 x 3, stride 2, padding 1): 27 to 14 to 7."""
+    return (grid[0] + 1) // 2, (grid[1] + 1) // 2
 
 
 def widths(arch: Architecture) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_tas.errors import UserError
+from lightning_tas.families import RULES
 from lightning_tas.spaces.dimension import Dimension
 from lightning_tas.spaces.predicates import Predicate
 from lightning_tas.spaces.searchspace import SearchSpace
@@ -34,5 +35,6 @@ def isotropic(
     width, ratio = dimensions[0].at(0)[0], dimensions[3].at(0)[0]
     if int(width * ratio) < 1:
         raise UserError(f"space {name!r}: embed_dim {width} with mlp_ratio {ratio} leaves no hidden unit")
-    predicates = [Predicate("divisible", ("embed_dim", "num_heads"))] if family == "autoprox_vit" else []
+    shared = family in RULES and RULES[family].head_dim is None
+    predicates = [Predicate("divisible", ("embed_dim", "num_heads"))] if shared else []
     return SearchSpace(name, family, dimensions, predicates, allocated=allocated)

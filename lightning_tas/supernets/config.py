@@ -95,11 +95,10 @@ class NetOptions(ModelConfig):
             if name not in valid:
                 raise unknown("option", name, valid)
         given = {key: value for key, value in options.items() if value is not None}
-        if given.get("relative_position") and not rules.relative_position:
-            raise UserError(f"relative_position: networks of family {rules.family!r} have none; leave it out")
         patch = given.get("patch_size", cls.patch_size)
-        own = {"relative_position": rules.relative_position, "pool": rules.pool, "init": rules.init}
+        own = {"pool": rules.pool, "init": rules.init, "relative_position": rules.relative_position}
         own |= {"patch_stride": rules.stride(patch) if isinstance(patch, int) else patch}
+        rules.relative(given.get("relative_position"))
         return cls(**{**own, **given})
 
     @property

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
-from lightning_tas.families import PIT, widths
+from lightning_tas.families import PIT, halved, widths
 from lightning_tas.supernets.blocks import PatchEmbed, make_block
 from lightning_tas.supernets.config import NetOptions
 from lightning_tas.supernets.image_network import ImageNetwork, check_family, check_sizes, describe
@@ -33,7 +33,7 @@ def stage_grids(grid: tuple[int, int], stages: int) -> list[tuple[int, int]]:
     """Patch grids of the stages: each pooling halves the sides, rounding up (27, 14, 7)."""
     grids = [grid]
     while len(grids) < stages:
-        grids.append(((grids[-1][0] + 1) // 2, (grids[-1][1] + 1) // 2))
+        grids.append(halved(grids[-1]))
     return grids
 
 
