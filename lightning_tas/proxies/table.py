@@ -1,8 +1,7 @@
 """Scores of many networks by many proxies: compact columns, whatever computed them.
 
 Rank-combined proxies have no columns of their own: their values depend on the whole set, so they are computed from
-their components when asked for. One row is kept as an index, an architecture, its costs and a `Score` per proxy; the
-parts by block are dropped.
+their components when asked for. Parts by block are dropped.
 """
 
 from __future__ import annotations
@@ -74,6 +73,16 @@ class _Growing:
         for key, found in self.extras.items():
             found.append(score.extras.get(key, np.nan))
 
+    def extend(self, other: _Growing) -> None:
+        number = len(self.value)
+        self.value.extend(other.value)
+        self.valid.extend(other.valid)
+        self.seconds.extend(other.seconds)
+        self.reasons |= {number + place: reason for place, reason in other.reasons.items()}
+        for key in {**self.extras, **other.extras}:
+            mine = self.extras.setdefault(key, array("d", [np.nan]) * number)
+            mine.extend(other.extras.get(key, array("d", [np.nan]) * len(other.value)))
+
     def column(self) -> Column:
         extras = {key: np.array(found) for key, found in self.extras.items()}
         valid = np.array(self.valid, dtype=np.bool_)
@@ -81,23 +90,31 @@ class _Growing:
 
 
 class Gatherer:
-    """Takes rows one by one, in any order, and makes a `Scores` of them."""
+    """Takes networks one by one, in any order, and makes a `Scores` of them."""
 
     def __init__(self, components: Sequence[Proxy]) -> None:
         self._columns = {one.name: _Growing() for one in components}
-        self._index, self._params, self._macs = array("q"), array("q"), array("q")
+        self._places, self._params, self._macs = array("q"), array("q"), array("q")
 
-    def append(self, row: Row) -> None:
+    def append(self, place: int, params: int, macs: int, scores: Mapping[str, Score]) -> None:
         """Add one network."""
-        self._index.append(row.place)
-        self._params.append(row.params)
-        self._macs.append(row.macs)
+        self._places.append(place)
+        self._params.append(params)
+        self._macs.append(macs)
         for name, column in self._columns.items():
-            column.append(row.scores[name])
+            column.append(scores[name])
+
+    def extend(self, other: Gatherer) -> None:
+        """Add the networks of another one."""
+        self._places.extend(other._places)
+        self._params.extend(other._params)
+        self._macs.extend(other._macs)
+        for name, column in self._columns.items():
+            column.extend(other._columns[name])
 
     def scores(self, names: Sequence[Proxy], archs: Callable[[], list[Architecture]]) -> Scores:
-        """What was gathered, by index; `archs` gives the architectures in that order."""
-        order = np.argsort(np.array(self._index, dtype=np.int64), kind="stable")
+        """What was gathered, by place; `archs` gives the architectures in that order."""
+        order = np.argsort(np.array(self._places, dtype=np.int64), kind="stable")
         columns = {name: _ordered(column.column(), order) for name, column in self._columns.items()}
         params, macs = (np.array(found, dtype=np.int64)[order] for found in (self._params, self._macs))
         return Scores(names, columns, params, macs, archs)
