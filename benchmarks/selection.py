@@ -24,12 +24,12 @@ import torch
 
 import lightning_tas as tas
 from lightning_tas.costs import cost_options
+from lightning_tas.proxies.saliency import Saliency, gaussian_images, gradient_pass
+from lightning_tas.proxies.slices import Axes, build_tables
 from lightning_tas.search.allocation import count_vectors
 from lightning_tas.search.bins import Bins
 from lightning_tas.search.isomers import elect
 from lightning_tas.search.preferred import prefer, space_axes
-from lightning_tas.search.saliency import Saliency, gaussian_images, gradient_pass
-from lightning_tas.search.tables import Axes, build_tables
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import HEAD_DIM, CostOptions, Costs, isotropic_costs
+from lightning_tas.proxies.slices import Tables
 from lightning_tas.search.allocation import Allocator, ChoiceArray
-from lightning_tas.search.tables import Tables
 
 FloatArray = npt.NDArray[np.float64]
 

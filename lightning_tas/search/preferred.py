@@ -1,7 +1,8 @@
 """PreNAS: choose, before any training, the few architectures that a supernet is worth training on.
 
-One backward pass of the largest network (`saliency`) becomes lookup tables (`tables`); the best member of every isomer
-class is allocated exactly and scored (`isomers`, `allocation`); the best of every bin of size is preferred (`bins`).
+One backward pass of the largest network (`proxies.saliency`) becomes lookup tables (`proxies.slices`); the best member
+of every isomer class is allocated exactly and scored (`isomers`, `allocation`); the best of every bin of size is
+preferred (`bins`).
 Paper: eqs. 8-10 and 13, algorithm 1; ``mode="released"`` follows the published code instead, quirks included.
 """
 
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 
 from lightning_tas.costs import CostOptions, cost, cost_options
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.proxies.saliency import Progress, gaussian_images, gradient_pass
+from lightning_tas.proxies.slices import NORMS, Axes, Tables, build_tables
 from lightning_tas.search.bins import UNITS, Bins
 from lightning_tas.search.config import SelectConfig
 from lightning_tas.search.isomers import Elected, elect
-from lightning_tas.search.saliency import Progress, gaussian_images, gradient_pass
 from lightning_tas.search.selection import Candidate, Selection
-from lightning_tas.search.tables import NORMS, Axes, Tables, build_tables
 from lightning_tas.spaces import SearchSpace
 
 MODES: dict[str, dict[str, Any]] = {

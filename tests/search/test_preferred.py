@@ -15,11 +15,11 @@ import lightning_tas as tas
 from lightning_tas import Architecture
 from lightning_tas.costs import CostOptions, cost_options
 from lightning_tas.errors import UserError
+from lightning_tas.proxies.saliency import Saliency, gaussian_images, gradient_pass
+from lightning_tas.proxies.slices import Tables, build_tables
 from lightning_tas.search import Candidate, SelectConfig, Selection, select_with
 from lightning_tas.search.isomers import elect
 from lightning_tas.search.preferred import MODES, space_axes
-from lightning_tas.search.saliency import Saliency, gaussian_images, gradient_pass
-from lightning_tas.search.tables import Tables, build_tables
 from lightning_tas.spaces import isotropic
 from lightning_tas.spaces.predicates import Predicate
 

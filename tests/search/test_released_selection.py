@@ -14,11 +14,11 @@ import torch
 import lightning_tas as tas
 from lightning_tas import Architecture
 from lightning_tas.costs import cost_options
+from lightning_tas.proxies.saliency import IMAGENET_MEAN, IMAGENET_STD, gradient_pass
+from lightning_tas.proxies.slices import build_tables
 from lightning_tas.search.bins import Bins
 from lightning_tas.search.isomers import elect
 from lightning_tas.search.preferred import MODES, prefer, space_axes
-from lightning_tas.search.saliency import IMAGENET_MEAN, IMAGENET_STD, gradient_pass
-from lightning_tas.search.tables import build_tables
 from lightning_tas.supernets.checkpoints import REFERENCE_NAMES
 
 

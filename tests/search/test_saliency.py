@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import lightning_tas as tas
 from lightning_tas.errors import UserError
-from lightning_tas.search.saliency import gaussian_images, gradient_pass
+from lightning_tas.proxies.saliency import gaussian_images, gradient_pass
 from lightning_tas.spaces import isotropic
 
 SPACE = isotropic("toy", embed_dim=[24, 40], depth=[1, 2], num_heads=[1, 2], mlp_ratio=[1, 2.5])

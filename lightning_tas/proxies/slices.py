@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import HEAD_DIM
 from lightning_tas.errors import UserError, unknown
-from lightning_tas.search.saliency import Saliency
+from lightning_tas.proxies.saliency import Saliency
 
 FloatArray = npt.NDArray[np.float64]
 NORMS = ("paper", "l1l1", "none")
