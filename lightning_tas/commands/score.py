@@ -153,9 +153,11 @@ def plan(config: Config) -> None:
     walks = score_work.passes(config, job)
     total = 0.0
     spent: dict[str, float] = {}
+    smallest, median = score_work.typical(job)
     for one in [walk for walk in walks if walk.weights == score_work.INITIAL and walk.init == 0]:
+        score_work.run_pass(config, job, one, None, [smallest])
         began = time.monotonic()
-        scores = score_work.run_pass(config, job, one, None, [score_work.typical(job)])
+        scores = score_work.run_pass(config, job, one, None, [median])
         total += time.monotonic() - began
         spent |= {name: float(np.mean(scores.seconds(name))) for name in one.group.names}
     say(score_report.plan_table({name: (size_of(name, config.bench), spent[name]) for name in job.names}))

@@ -97,7 +97,7 @@ def chosen_proxies(given: Any) -> list[Any]:
     try:
         return chosen(given)
     except UserError as error:
-        raise UserError(f"bench.proxies: {error}") from None
+        raise UserError(f"bench.proxies: {str(error).removeprefix('proxy: ').removeprefix('proxies: ')}") from None
 
 
 def check_init(method: str) -> None:
@@ -265,9 +265,10 @@ def inherited(config: Config, job: Job, folder: Path) -> Bench:
     return Bench(job.bench.archs, {INHERITED_COLUMN: top1}, (INHERITED_COLUMN,), (*job.bench.notes, note))
 
 
-def typical(job: Job) -> Architecture:
-    """The network of median MACs, whose time stands for the others'."""
-    return job.bench.archs[int(np.argsort(job.macs)[len(job.macs) // 2])]
+def typical(job: Job) -> tuple[Architecture, Architecture]:
+    """The networks of fewest and of median MACs: one to warm up with, one whose time stands for all."""
+    order = np.argsort(job.macs)
+    return job.bench.archs[int(order[0])], job.bench.archs[int(order[len(order) // 2])]
 
 
 def lines(job: Job) -> Iterator[str]:

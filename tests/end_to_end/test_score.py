@@ -1,0 +1,114 @@
+"""The score command whole: on a supernet, over two processes, stopped by a signal, on W&B, on the real benches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_tas.commands.entry import main
+from lightning_tas.proxies.registry import proxies
+
+from ..commands.test_score import correlations, records, table
+from .conftest import command
+
+FEW = ("bench.proxies=[snip,grad_norm]", "bench.batch_size=4", "bench.bootstrap=50")
+
+
+def bench_call(folder: Path, name: str, *overrides: str, networks: int = 6) -> list[str]:
+    """Arguments of a scoring of tiny networks."""
+    path = folder / "bench.json"
+    path.write_text(json.dumps(records(networks)))
+    given = ["recipe=vit_bench_autoformer", f"bench={path}", f"output_dir={folder / 'runs'}", f"run={name}"]
+    return [*given, "data.img_size=32", "data.num_classes=10", "bench.inits=2", *FEW, *overrides]
+
+
+@pytest.mark.slow
+def test_against_accuracies_in_a_supernet(
+    fit: Callable[..., tuple[int, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, run = fit("trained", "trainer.max_epochs=1")
+    assert status == 0
+    call = [f"ckpt={run}", "bench.networks=5", "bench.inits=2", *FEW, f"output_dir={tmp_path / 'runs'}", "run=scored"]
+    assert main("score", call) == 0
+    folder = tmp_path / "runs" / "quickstart" / "scored"
+    out = capsys.readouterr().out
+    assert "inherited_top1, at initialisation: 5 networks" in out and "inherited_top1, with the trained weights" in out
+    measured = json.loads((folder / "accuracies.json").read_text())
+    assert measured["samples"] == 144 and len(measured["top1"]) == 5  # of the validation split, not the 360 of the test
+    rows = table(folder / "scores.csv")
+    assert [row["weights"] for row in rows] == ["initial"] * 10 + ["trained"] * 5
+    assert {row["id"]: float(row["inherited_top1"]) for row in rows} == measured["top1"]
+    by_weights = [{row["snip"] for row in rows if row["weights"] == weights} for weights in ("initial", "trained")]
+    assert not by_weights[0] & by_weights[1]
+    for name in ("scatter", "bars", "scatter-trained", "bars-trained"):
+        assert (folder / f"{name}.png").exists()
+    assert main("score", [f"ckpt={run}", "data.search_val=0", *FEW]) == 2
+    assert "data.search_val: 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_processes_score_as_one(processes: Any, tmp_path: Path) -> None:
+    assert main("score", bench_call(tmp_path, "one")) == 0
+    both = processes.torchrun("-m", "lightning_tas.score", *bench_call(tmp_path, "two"))
+    processes.wait(both, timeout=150)
+    folders = [tmp_path / "runs" / "vit_bench_autoformer" / name for name in ("one", "two")]
+    assert correlations(folders[0]) == correlations(folders[1])
+    assert table(folders[0] / "scores.csv") == table(folders[1] / "scores.csv")
+    assert "at initialisation" in both[0].stdout and both[1].stdout == ""
+
+
+@pytest.mark.slow
+def test_a_signal_leaves_what_goes_on(tmp_path: Path) -> None:
+    """SIGTERM: status 143, scored networks are kept; the continuation equals the uninterrupted scoring."""
+    networks = 300
+    process = command("lightning_tas.score", *bench_call(tmp_path, "stopped", networks=networks))
+    folder = tmp_path / "runs" / "vit_bench_autoformer" / "stopped"
+    end = time.monotonic() + 60
+    while not any(len(path.read_text().splitlines()) > 3 for path in folder.glob("scores-init0*.csv")):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143 and f"resume={folder} continues it" in err and "Traceback" not in err
+    kept = {path.name: path.read_text() for path in folder.glob("scores-init0*.csv")}
+    assert main("score", [f"resume={folder}"]) == 0
+    for name, text in kept.items():
+        whole = text[: text.rindex("\n") + 1]  # the last line may have been half-written
+        assert (folder / name).read_text().startswith(whole) and 3 < whole.count("\n") <= networks
+    assert main("score", bench_call(tmp_path, "whole", networks=networks)) == 0
+    assert correlations(folder) == correlations(folder.parent / "whole")
+
+
+@pytest.mark.slow
+def test_wandb_shows_table_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert main("score", bench_call(tmp_path, "a", "logger=wandb", "wandb.mode=offline", networks=4)) == 0
+    (attempt,) = (tmp_path / "runs" / "vit_bench_autoformer" / "a" / "wandb").glob("offline-run-*")
+    media = {path.name.partition("_")[0] for path in attempt.rglob("media/*/score/*")}
+    assert media == {"correlations", "scatter", "bars"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "file", "columns"),
+    [
+        ("vit_bench_autoformer", "autoformer", 6),
+        ("vit_bench_imagenet", "autoformer", 1),
+        ("vit_bench_pit", "pit", 6),
+    ],
+)
+def test_smoke(recipe: str, file: str, columns: int, shared: Path, tmp_path: Path) -> None:
+    """Every proxy on the first networks of the real benches, small images."""
+    shutil.copy(shared / "vit_bench_101" / f"{file}.json", tmp_path / "bench.json")
+    call = [f"recipe={recipe}", f"bench={tmp_path / 'bench.json'}", "smoke=true", "bench.networks=2", "bench.inits=1"]
+    assert main("score", [*call, "bench.bootstrap=0", f"output_dir={tmp_path}", "run=a"]) == 0
+    found = correlations(tmp_path / recipe / "a")
+    assert len({row["accuracy"] for row in found}) == columns
+    assert {row["proxy"] for row in found} == set(proxies())
