@@ -50,7 +50,7 @@ class RelativePosition(nn.Module):
 
     def forward(self) -> Tensor:
         """Both tables, one below the other: (R, 64)."""
-        return torch.cat([self.vertical, self.horizontal])
+        return torch.cat([self.vertical, self.horizontal], dim=-2)
 
 
 @lru_cache(maxsize=64)
@@ -111,8 +111,7 @@ def _relative(qkv: Tensor, keys: Tensor, values: Tensor, grid_size: tuple[int, i
     batch, tokens, heads, _ = q.shape
     index = index[:, None].expand(batch, tokens, heads, -1)  # (B, N, H, S)
     indicator = member.to(q.dtype)[:, None].expand(batch, tokens, heads, -1)  # (B, N, H, S)
-    # Two-dimensional products throughout: `matmul` picks kernels, hence roundings, by who requires a gradient.
-    bias = (q.reshape(-1, HEAD_DIM) @ keys.t()).view(batch, tokens, heads, -1).gather(-1, index)  # (B, N, H, S)
+    bias = _meet(q, keys.transpose(-1, -2)).gather(-1, index)  # (B, N, H, R) -> (B, N, H, S)
     x = F.scaled_dot_product_attention(
         torch.cat([q, bias], -1).transpose(1, 2),  # (B, H, N, D + S)
         torch.cat([k, indicator], -1).transpose(1, 2),
@@ -121,9 +120,24 @@ def _relative(qkv: Tensor, keys: Tensor, values: Tensor, grid_size: tuple[int, i
         scale=HEAD_DIM**-0.5,
     ).transpose(1, 2)
     x, mass = x.split([HEAD_DIM, index.shape[-1]], -1)  # (B, N, H, D), (B, N, H, S)
-    zeros = mass.new_zeros(()).expand(batch, tokens, heads, len(values))
+    zeros = mass.new_zeros(()).expand(batch, tokens, heads, values.shape[-2])
     per_row = zeros.scatter_add(-1, index, mass)  # (B, N, H, S) -> (B, N, H, R)
-    return torch.addmm(x.flatten(0, 2), per_row.flatten(0, 2), values).view(batch, tokens, heads, HEAD_DIM)
+    return _meet(per_row, values, x)
+
+
+def _meet(x: Tensor, table: Tensor, plus: Tensor | None = None) -> Tensor:
+    """x (B, N, H, K) times a table (K, M), or one table per image (B, K, M), `plus` (B, N, H, M): (B, N, H, M).
+
+    One table per image is for gradients by image. Products are of flat operands: `matmul` of (B, N, H, K) picks
+    kernels, hence roundings, by who requires a gradient.
+    """
+    begin = table.dim() - 2
+    rows = x.flatten(begin, 2)  # (B * N * H, K), or (B, N * H, K)
+    if plus is None:
+        found = rows @ table
+    else:
+        found = (torch.baddbmm if begin else torch.addmm)(plus.flatten(begin, 2), rows, table)
+    return found.view(*x.shape[:-1], -1)
 
 
 def _full_range(x: Tensor) -> AbstractContextManager[object]:
