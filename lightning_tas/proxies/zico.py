@@ -1,0 +1,43 @@
+"""ZiCo (Li et al. 2023): sum over layers of log sum_i E[|g_i|] / sqrt(Var[g_i]), over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lightning_tas.errors import UserError
+from lightning_tas.proxies.passes import Watcher
+from lightning_tas.proxies.probe import Measured, Probe, per_block
+from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.roles import Layer
+
+
+class _Batches(Watcher):
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self.terms: dict[Layer, Tensor] = {}
+
+    def samples(self, layer: Layer, grads: Tensor) -> None:
+        # A constant factor on all gradients cancels, so the 1/B of the mean loss may stay.
+        means = torch.stack([group.mean(0) for group in grads.tensor_split(self.batches)]).double()
+        deviation = means.std(0, correction=0)
+        ratio = means.abs().mean(0) / deviation
+        self.terms[layer] = torch.where(deviation > 0, ratio, 0.0).sum().log()
+
+
+@register(
+    "zico",
+    needs=Needs(data=True, labels=True, backward=True, per_sample=True),
+    paper="Li et al. 2023, https://arxiv.org/abs/2301.11300",
+    equation="sum over layers of log sum_i mean_b |g_i| / std_b(g_i)",
+    cost="1 forward and backward with gradients per image",
+)
+def zico(probe: Probe, batches: int = 2) -> Callable[[], Measured]:
+    """Inverse coefficient of variation of gradients between batches: the images, split into `batches` groups."""
+    if not 2 <= batches <= len(probe.images):
+        raise UserError(f"zico: batches {batches} must be from 2 to the number of images, {len(probe.images)}")
+    groups = _Batches(batches)
+    probe.loss.watch(groups)
+    return lambda: per_block(probe, groups.terms)
