@@ -11,7 +11,7 @@ Shapes: B images, weights as stored; a layer's input x and output y are (B, T, i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,7 +79,8 @@ class Pass:
         self._probe, self._objective, self._call = probe, objective, call or _forward
         self._images, self._change, self.dtype = images, weights, dtype
         self._watchers: list[Watcher] = []
-        self._want_gradients = self._want_images = False
+        self._wanted: set[str] = set()
+        self._want_images = False
         self._done = False
         self._gradients: dict[str, Tensor] = {}
         self._image_gradients: Tensor | None = None
@@ -97,10 +98,11 @@ class Pass:
         self._probe.note(self)
         self._probe.note_watcher(watcher)
 
-    def want_gradients(self) -> None:
-        """Compute the gradients of all parameters."""
-        assert not self._done or self._want_gradients, "ask for gradients before the pass runs"
-        self._want_gradients = True
+    def want_gradients(self, names: Iterable[str] | None = None) -> None:
+        """Compute the gradients of all parameters, or at least of those called `names`."""
+        wanted = {name for name, _ in self._probe.net.named_parameters()} if names is None else set(names)
+        assert not self._done or wanted <= self._wanted, "ask for gradients before the pass runs"
+        self._wanted |= wanted
         self._probe.note(self)
 
     def want_image_gradients(self) -> None:
@@ -113,8 +115,8 @@ class Pass:
 
     @property
     def gradients(self) -> Mapping[str, Tensor]:
-        """Gradient of the objective by every parameter, by name; zeros where it does not depend on one."""
-        assert self._want_gradients
+        """Gradient of the objective by every parameter asked for, by name; zeros where it does not depend on one."""
+        assert self._wanted
         self.run()
         return self._gradients
 
@@ -160,7 +162,7 @@ class Pass:
         began = time.perf_counter()
         net = self._probe.net
         backward = any(_overrides(w, "backward") or _overrides(w, "samples") for w in self._watchers)
-        differentiate = self._want_gradients or self._want_images or backward
+        differentiate = bool(self._wanted) or self._want_images or backward
         values, images = self._leaves(net, backward)
         handles = [
             layer.module.register_forward_hook(self._hook(layer))
@@ -190,14 +192,13 @@ class Pass:
             value = parameter.detach().to(self.dtype)
             values[name] = value if self._change is None else self._change(name, value)
         images = self._images.to(self.dtype)
-        if self._want_gradients:
-            values = {name: value.detach().requires_grad_() for name, value in values.items()}
+        leaves = set(self._wanted)
         if self._want_images:
             images = images.detach().requires_grad_()
-        if backward and not (self._want_gradients or self._want_images):
-            # Watchers alone: everything from the first layer on then has a gradient, at the price of one vector's.
-            first = self._first_bias(values)
-            values[first] = values[first].detach().requires_grad_()
+        elif backward:
+            # For watchers: everything from the first layer on then has a gradient, at the price of one vector's.
+            leaves.add(self._first_bias(values))
+        values = {n: value.detach().requires_grad_() if n in leaves else value for n, value in values.items()}
         return values, images
 
     def _first_bias(self, values: Mapping[str, Tensor]) -> str:
@@ -209,8 +210,8 @@ class Pass:
         leaves = {name: value for name, value in values.items() if value.requires_grad}
         inputs = [*leaves.values(), *([images] if images.requires_grad else [])]
         found = torch.autograd.grad(objective, inputs, allow_unused=True)
-        if self._want_gradients:
-            for (name, leaf), gradient in zip(leaves.items(), found, strict=False):
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=False):
+            if name in self._wanted:
                 self._gradients[name] = torch.zeros_like(leaf) if gradient is None else gradient
         if self._want_images:
             assert found[-1] is not None
@@ -246,7 +247,7 @@ class Pass:
     def _find_flaw(self, objective: Tensor) -> str | None:
         """Not finite, or a layer that no gradient reaches: a zero by accident is no score. One look at the device."""
         facts = [objective.isfinite().all()]
-        layers = [layer for layer in self._probe.layers if layer.role != NORM] if self._want_gradients else []
+        layers = [layer for layer in self._probe.layers if layer.role != NORM and layer.weight in self._gradients]
         facts += [self._gradients[layer.weight].any() for layer in layers]
         finite, *alive = torch.stack([fact.reshape(()) for fact in facts]).tolist()
         if not finite:
