@@ -69,6 +69,10 @@ class Throughput(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began += time.perf_counter() - self._paused
 
+    def leave_out(self, seconds: float) -> None:
+        """Time between two batches in which something else was done than training, such as scoring networks."""
+        self._began += seconds
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
