@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_tas.errors import UserError
+from lightning_tas.proxies.nuclear import NormCache
 from lightning_tas.proxies.passes import Pass, Watcher
 from lightning_tas.proxies.roles import Layer, block_names, find_layers
 from lightning_tas.randomness import torch_generator
@@ -59,6 +60,7 @@ class Probe:
     def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, seed: int) -> None:
         self.net, self.images, self.labels, self.seed = net, images, labels, seed
         self.layers: tuple[Layer, ...] = find_layers(net)
+        self.norms = NormCache()  # may be one of many probes whose networks share weights
         self._passes: dict[object, Pass] = {}
         self._notes = Notes()
 
