@@ -27,7 +27,7 @@ MODES, QKV, LAYERS = ("paper", "released"), ("fused", "split"), ("paper", "autop
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     """Which layers count, and how."""
 
     mode: str
@@ -114,7 +114,7 @@ def dss(
 
     Extras: diversity and saliency, the two sums.
     """
-    choice = _Choice(mode, signed, qkv, head_weight, layers)
+    choice = Choice(mode, signed, qkv, head_weight, layers)
     ones = ones_pass(probe, _as_released) if choice.released else ones_pass(probe)
     diverse, salient = choice.diverse(probe), choice.salient(probe)
     ones.want_gradients(layer.weight for layer in (*diverse, *salient))
@@ -128,7 +128,7 @@ def dss(
     return measure
 
 
-def _diversity(probe: Probe, ones: Pass, choice: _Choice, layers: tuple[Layer, ...]) -> dict[Layer, Tensor]:
+def _diversity(probe: Probe, ones: Pass, choice: Choice, layers: tuple[Layer, ...]) -> dict[Layer, Tensor]:
     """||g||_* ||W||_* of each layer, summed over its matrices."""
     weights = [(layer, m) for layer in layers for m in choice.matrices(layer, ones.weights[layer.weight])]
     gradients = [m for layer in layers for m in choice.matrices(layer, ones.gradients[layer.weight])]
@@ -140,7 +140,7 @@ def _diversity(probe: Probe, ones: Pass, choice: _Choice, layers: tuple[Layer, .
     return terms
 
 
-def _saliency(ones: Pass, layer: Layer, choice: _Choice) -> Tensor:
+def _saliency(ones: Pass, layer: Layer, choice: Choice) -> Tensor:
     product = ones.gradients[layer.weight] * ones.weights[layer.weight]
     signed = choice.signed and not choice.released
     return product.sum(dtype=torch.float64) if signed else product.abs().sum(dtype=torch.float64)
