@@ -1,1 +1,18 @@
-"""Lightning callbacks that connect search strategies to training; installed as `lightning_tas.callbacks`."""
+"""Lightning callbacks that connect proxies and search strategies to training; installed as `lightning_tas.callbacks`.
+
+from lightning_tas.callbacks import PreferredSelection, ProxyScoring
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {"PreferredSelection": "preferred_selection", "ProxyScoring": "proxy_scoring"}
+__all__ = ["PreferredSelection", "ProxyScoring"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lightning_tas.callbacks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lightning_tas.callbacks.{_HOME[name]}"), name)

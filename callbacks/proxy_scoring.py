@@ -139,12 +139,11 @@ class ProxyScoring(Callback):
         initial = trainer.global_step == 0
         found = Scoring.of(epoch, trainer.global_step, initial, scores, accuracies)
         self.record.scorings.append(found)
-        seconds = time.perf_counter() - began
+        if trainer.is_global_zero:
+            self._write(trainer, found, time.perf_counter() - began)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Throughput):
-                callback.leave_out(seconds)
-        if trainer.is_global_zero:
-            self._write(trainer, found, seconds)
+                callback.leave_out(time.perf_counter() - began)
 
     def _scores(self, trainer: Trainer, twin: nn.Module) -> dict[str, Column]:
         """Scores of all networks by proxy; the processes share the networks. Collective.
