@@ -14,7 +14,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -34,7 +34,7 @@ from lightning_tas.launch.wandb_server import obstacle
 if TYPE_CHECKING:
     from lightning_tas.commands.config import Config
 
-AXES = ("train", "val", "select", "search", "system")
+AXES = ("train", "val", "select", "search", "score", "system")
 """Each of these first parts of a metric's name has its own x axis, `<name>/step`."""
 ID_LENGTH = 100
 """W&B allows 128 characters, also for the names of artifacts, which begin with a word of ours."""
@@ -380,6 +380,21 @@ class WandbPhase(Logger):
             title = f"Validation, {self._phase}"
             shown = self._wandb.networks("val/networks", measured, title) if measured else {}
             self._wandb.log({**whole, **shown})
+
+    def log_table(self, key: str, columns: list[Any], data: list[list[Any]], step: int | None = None) -> None:
+        """A table, on the axis of its name; as Lightning's own logger has it."""
+        self._show(key, lambda wandb: wandb.Table(columns=columns, data=data), step)
+
+    def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
+        """Pictures (files among others), on the axis of their name; as Lightning's own logger has it."""
+        self._show(key, lambda wandb: [wandb.Image(image) for image in images], step)
+
+    def _show(self, key: str, make: Callable[[Any], Any], step: int | None) -> None:
+        with self._wandb._guarded():
+            import wandb
+
+            place = {f"{key.split('/')[0]}/step": self._before + (step or 0), "phase": self._phase}
+            self._wandb.log({key: make(wandb), **place})
 
     def _networks(self, row: Mapping[str, float], epoch: Any, at: int) -> list[list[Any]]:
         found = []

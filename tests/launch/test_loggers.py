@@ -102,7 +102,7 @@ def test_every_namespace_has_its_axis(whole: tuple[RunFolder, list[Attempt]]) ->
     _, found = whole
     for attempt in found:
         assert attempt.axes == {f"{axis}/*": f"{axis}/step" for axis in AXES}
-    assert set(AXES) == {"train", "val", "select", "search", "system"}
+    assert set(AXES) == {"train", "val", "select", "search", "score", "system"}
 
 
 def test_axes_go_on_over_restarts_and_phases(whole: tuple[RunFolder, list[Attempt]]) -> None:
