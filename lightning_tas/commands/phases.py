@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.preferred_selection import PreferredSelection, as_setting, make_selection
+from lightning_tas.callbacks.proxy_scoring import ProxyScoring
 from lightning_tas.commands import build
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
@@ -113,6 +115,8 @@ def supernet(context: Context) -> Outputs:
             PreferredSelection(config.select, config.seed, context.folder.selection, context.data.selection_batch)
         )
         selection = read_selection(context.folder.selection)
+    if config.scoring.proxies:
+        callbacks.append(ProxyScoring(**asdict(config.scoring), seed=config.seed, folder=context.folder.path))
     module = build.supernet_module(config, context.data, selection)
     trainer = _fit(context, "supernet", module, callbacks)
     return _checkpoint_outputs(context, "supernet", trainer)
@@ -162,6 +166,8 @@ def check(config: Config) -> None:
             raise unknown("phases", name, PHASES)
     check_loggers(config)
     check_settings(config.checkpoint)
+    if config.scoring.proxies and "supernet" not in config.phases:
+        rank_zero_warn(f"scoring is ignored: it goes with the phase 'supernet', and phases is {config.phases}")
     places = [list(PHASES).index(name) for name in config.phases]
     if places != sorted(places):
         ordered = [name for name in PHASES if name in config.phases]

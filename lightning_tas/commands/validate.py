@@ -52,6 +52,10 @@ _AT_LEAST: dict[str, float] = {
     "select.top": 1,
     "select.batch_size": 1,
     "select.micro_batch": 1,
+    "scoring.networks": 2,
+    "scoring.every_n_epochs": 1,
+    "scoring.batch_size": 1,
+    "scoring.eval_batches": 1,
     "bench.networks": 2,
     "bench.inits": 1,
     "bench.batch_size": 2,
@@ -94,6 +98,7 @@ def validate(config: Config) -> None:
             "valid: false, or true with phases=[retrain]"
         )
     _select(config)
+    _scoring(config)
     for key in ("ckpt", "train.from_checkpoint"):
         value = get(config, key)
         if value is not None and not Path(value).exists():
@@ -187,4 +192,20 @@ def _select(config: Config) -> None:
         raise UserError(
             f"sampler.name: {config.sampler.name!r} would not use the selection that `phases` asks for; "
             f"valid here: balanced, preferred, sandwich; or leave 'select' out of phases"
+        )
+
+
+def _scoring(config: Config) -> None:
+    if not config.scoring.proxies:
+        return
+    from lightning_tas.proxies.registry import proxies
+
+    known = proxies()
+    for name in config.scoring.proxies:
+        if name not in known:
+            raise unknown("scoring.proxies", name, known)
+    if config.trainer.limit_val_batches is not None and config.trainer.limit_val_batches == 0:
+        raise UserError(
+            "scoring.proxies: accuracies are measured on the validation data, of which trainer.limit_val_batches: 0 "
+            "leaves nothing; valid: 1 batch or more, or scoring.proxies=[]"
         )
