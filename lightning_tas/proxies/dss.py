@@ -50,6 +50,10 @@ class Choice:
     def released(self) -> bool:
         return self.mode == "released"
 
+    def objective(self, probe: Probe) -> Pass:
+        """The pass that weights and gradients are of."""
+        return ones_pass(probe, _as_released) if self.released else ones_pass(probe)
+
     def diverse(self, probe: Probe) -> tuple[Layer, ...]:
         """Layers of which nuclear norms are multiplied."""
         if self.released:
@@ -115,7 +119,7 @@ def dss(
     Extras: diversity and saliency, the two sums.
     """
     choice = Choice(mode, signed, qkv, head_weight, layers)
-    ones = ones_pass(probe, _as_released) if choice.released else ones_pass(probe)
+    ones = choice.objective(probe)
     diverse, salient = choice.diverse(probe), choice.salient(probe)
     ones.want_gradients(layer.weight for layer in (*diverse, *salient))
 
