@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.proxies.inherited import build_tables
 from lightning_tas.proxies.initialise import DEFAULT, INHERITED, check_method
 from lightning_tas.proxies.keep import InMemory, Keeper, OnDisk
+from lightning_tas.proxies.nuclear import NormCache
 from lightning_tas.proxies.probe import quiet
 from lightning_tas.proxies.registry import Proxy, chosen, proxy
 from lightning_tas.proxies.scorer import make_probe, score_network
@@ -75,6 +77,11 @@ def score_many(
     if init is not None:
         check_method(init, inherited=net is not None)
     share = share_of(shard)
+    if mode == "inherited":
+        if build:
+            raise UserError(f"build: {dict(build)} has no effect beside a network; give either")
+        tables = build_tables(parts, net, given, seed, images, labels, batch_size, init, device)
+        return tables.scores(archs, wanted)
     scorer = Exact(net, parts, given, seed, images, labels, batch_size, init, device, build)
     keeper: Keeper = InMemory(parts, share)
     if path is not None:
@@ -99,7 +106,7 @@ class Exact:
     init: str | None
     device: torch.device | str | None
     build: Mapping[str, Any] | None
-    _batches: dict[object, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    norms: NormCache = field(default_factory=NormCache)
 
     def row(self, place: int, arch: Architecture) -> Row:
         """Score `arch`."""
@@ -107,6 +114,7 @@ class Exact:
             probe = make_probe(
                 self.net, arch, self.seed, self.images, self.labels, self.batch_size, self.init, self.device, self.build
             )
+            probe.norms = self.norms
             scores = score_network(self.parts, probe, self.options)
         price = cost(arch, probe.net)
         return Row(place, arch, price.params, price.macs, scores)

@@ -1,0 +1,233 @@
+"""Scores of a whole space from one gradient: every network inherits the slices of the widest one's.
+
+PreNAS (https://arxiv.org/abs/2304.14636, section 3.2) takes the gradients of one backward pass of the supernet's
+largest network for those of all sub-networks. A proxy that is a sum over layers of a function of weights and gradients
+then is a sum of table entries: |g * w| of all slices by 2-D prefix sums, the norms of dss for each of the few different
+slices of a layer. Scores of codes are exact under that shared gradient; how well it ranks networks, compared with each
+network's own gradients, says `agreement`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import kendalltau
+from torch import Tensor, nn
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.costs import cost
+from lightning_tas.errors import UserError
+from lightning_tas.proxies.cuts import Cuts, Total, widest
+from lightning_tas.proxies.dss import Choice
+from lightning_tas.proxies.nuclear import nuclear_norms
+from lightning_tas.proxies.passes import Pass
+from lightning_tas.proxies.probe import Probe, quiet
+from lightning_tas.proxies.registry import Proxy
+from lightning_tas.proxies.roles import Layer
+from lightning_tas.proxies.score import INVALID
+from lightning_tas.proxies.scorer import make_probe
+from lightning_tas.proxies.synflow import ones_pass
+from lightning_tas.proxies.table import Column, Scores
+
+Options = Mapping[str, Mapping[str, Any]]
+Codes = npt.NDArray[np.integer[Any]]
+Tables = Mapping[str, Total]
+"""Of one proxy: what is summed under "value" and under the names of its extras."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How one proxy becomes tables: the pass it needs, and what it makes of its weights and gradients."""
+
+    source: Pass
+    tables: Callable[[], Tables]
+
+
+# --- which proxies have tables ----------------------------------------------------------------------------------------
+
+
+def _elementwise(
+    cuts: Cuts, source: Pass, layers: Sequence[Layer], values: Callable[[Tensor, Tensor], Tensor], root: bool = False
+) -> Lookup:
+    """The sum of ``values(gradient, weight)`` over slices; with `root` the square root of every layer's sum."""
+    source.want_gradients(layer.weight for layer in layers)
+
+    def tables() -> Tables:
+        found = {}
+        for layer in layers:
+            sums = cuts.sums(layer, values(source.gradients[layer.weight], source.weights[layer.weight]))
+            found[layer] = np.sqrt(sums) if root else sums
+        return {"value": cuts.total(found)}
+
+    return Lookup(source, tables)
+
+
+def _product(gradient: Tensor, weight: Tensor) -> Tensor:
+    return gradient.double() * weight
+
+
+def _snip(cuts: Cuts, probe: Probe) -> Lookup:
+    return _elementwise(cuts, probe.loss, probe.weighted, lambda g, w: _product(g, w).abs_())
+
+
+def _plain(cuts: Cuts, probe: Probe) -> Lookup:
+    return _elementwise(cuts, probe.loss, probe.weighted, _product)
+
+
+def _grad_norm(cuts: Cuts, probe: Probe) -> Lookup:
+    return _elementwise(cuts, probe.loss, probe.weighted, lambda g, _: g.double().square_(), root=True)
+
+
+def _synflow(cuts: Cuts, probe: Probe) -> Lookup:
+    ones = ones_pass(probe, dtype=torch.float64)
+    return _elementwise(cuts, ones, probe.weighted, lambda g, w: _product(g, w).abs_())
+
+
+def _dss(cuts: Cuts, probe: Probe, **options: Any) -> Lookup:
+    choice = Choice(**options)
+    if choice.layers != "paper" and probe.of("pool_fc"):
+        raise UserError("layers of dss: 'autoprox' tells pooling layers by each network's shapes; use mode='exact'")
+    ones = choice.objective(probe)
+    diverse, salient = choice.diverse(probe), choice.salient(probe)
+    ones.want_gradients(layer.weight for layer in (*diverse, *salient))
+
+    def tables() -> Tables:
+        def product(layer: Layer) -> npt.NDArray[np.float64]:
+            def norms(gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+                both = [m for slices in (gradients, weights) for s in slices for m in choice.matrices(layer, s)]
+                g, w = nuclear_norms(both).unflatten(0, (2, len(gradients), -1))
+                return (g * w).sum(1)
+
+            return cuts.each(layer, [ones.gradients[layer.weight], ones.weights[layer.weight]], norms)
+
+        def saliency(layer: Layer, factor: float) -> npt.NDArray[np.float64]:
+            values = _product(ones.gradients[layer.weight], ones.weights[layer.weight])
+            signed = choice.signed and not choice.released
+            return factor * cuts.sums(layer, values if signed else values.abs_())
+
+        diversity = cuts.total({layer: product(layer) for layer in diverse})
+        salience = cuts.total({layer: saliency(layer, factor) for layer, factor in salient.items()})
+        return {"value": diversity + salience, "diversity": diversity, "saliency": salience}
+
+    return Lookup(ones, tables)
+
+
+LOOKUPS: dict[str, Callable[..., Lookup]] = {
+    "snip": _snip,
+    "plain": _plain,
+    "grad_norm": _grad_norm,
+    "synflow": _synflow,
+    "dss": _dss,
+}
+COSTS = ("params", "macs")
+
+
+# --- the tables of a supernet -----------------------------------------------------------------------------------------
+
+
+class InheritedTables:
+    """Tables of some proxies for all networks of a supernet's space, under its weights of now.
+
+    ``tables.scores(codes)`` is all that a search needs; `seconds` is what building took, by proxy (passes included).
+    """
+
+    def __init__(self, parts: Sequence[Proxy], probe: Probe, net: nn.Module, options: Options) -> None:
+        self.space: Any = net.space
+        self._net, self._parts = net, parts
+        self._tables: dict[str, Tables] = {}
+        self._flaws: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        cuts = Cuts(net.space)  # type: ignore[arg-type]
+        made = {
+            p.name: LOOKUPS[p.name](cuts, probe, **{**p.options, **options.get(p.name, {})})
+            for p in parts
+            if p.name not in COSTS
+        }
+        for name, lookup in made.items():
+            began = time.perf_counter()
+            if lookup.source.flaw is not None:
+                self._flaws[name] = lookup.source.flaw
+            self._tables[name] = lookup.tables()
+            self.seconds[name] = time.perf_counter() - began
+
+    def scores(self, archs: Codes | Iterable[Architecture], wanted: Sequence[Proxy]) -> Scores:
+        """Scores of architectures of the space, or of their codes (N, K), by the proxies `wanted`."""
+        codes: Codes = archs if isinstance(archs, np.ndarray) else self.space.encode(archs)
+        if isinstance(archs, np.ndarray):
+            self._check(codes)
+        params, macs = cost(codes, self._net)
+        costs = {"params": params, "macs": macs}
+        columns = {}
+        for part in self._parts:
+            if part.name in costs:
+                columns[part.name] = _column(costs[part.name].astype(np.float64), 0.0)
+            else:
+                columns[part.name] = self._look_up(part, codes)
+        return Scores(wanted, columns, params, macs, lambda: self.space.decode(codes))  # type: ignore[no-any-return]
+
+    def _check(self, codes: Codes) -> None:
+        count = len(self.space.columns)
+        if codes.ndim != 2 or codes.shape[1] != count or not np.issubdtype(codes.dtype, np.integer):
+            raise UserError(f"archs: codes of shape {codes.shape} are not integers (N, {count}) of {self.space.name!r}")
+        wrong = np.flatnonzero(~self.space.valid(codes))
+        if len(wrong):
+            raise UserError(f"archs: row {wrong[0]} is no code of {self.space.name!r}: {codes[wrong[0]].tolist()}")
+
+    def _look_up(self, part: Proxy, codes: Codes) -> Column:
+        began = time.perf_counter()
+        tables = self._tables[part.name]
+        sign = 1.0 if part.higher_is_better else -1.0
+        found = {key: total(codes) for key, total in tables.items()}
+        value = sign * found.pop("value")
+        column = _column(value, (time.perf_counter() - began) / max(len(codes), 1), self._flaws.get(part.name))
+        column.extras.update(found)
+        return column
+
+
+def _column(value: npt.NDArray[np.float64], seconds: float, flaw: str | None = None) -> Column:
+    valid = np.isfinite(value) & (flaw is None)
+    reasons = {int(i): flaw or f"the value is {value[i]}" for i in np.flatnonzero(~valid)}
+    return Column(np.where(valid, value, INVALID), valid, np.full(len(value), seconds), reasons)
+
+
+def build_tables(
+    parts: Sequence[Proxy],
+    net: nn.Module | None,
+    options: Options,
+    seed: int = 0,
+    images: Tensor | None = None,
+    labels: Tensor | None = None,
+    batch_size: int = 16,
+    init: str | None = None,
+    device: torch.device | str | None = None,
+) -> InheritedTables:
+    """One pass per objective through the widest network of the supernet `net`, and the tables of `parts`.
+
+    Arguments as of `score_many`. `UserError` without a supernet, and for proxies that have no tables.
+    """
+    if net is None or not hasattr(net, "subnet"):
+        raise UserError("mode: 'inherited' needs a supernet, whose weights are inherited; valid here: 'exact'")
+    valid = [*COSTS, *LOOKUPS]
+    for part in parts:
+        if part.name not in valid:
+            raise UserError(
+                f"proxies: {part.name!r} has no tables of inherited weights; valid with mode='inherited': "
+                f"{', '.join(valid)} and what is combined from them; others with mode='exact'"
+            )
+    with quiet():
+        probe = make_probe(net, widest(net.space), seed, images, labels, batch_size, init, device)  # type: ignore[arg-type]
+        return InheritedTables(parts, probe, net, options)
+
+
+def agreement(exact: Scores, inherited: Scores, name: str) -> float:
+    """Kendall's tau-b between two scorings of the same networks, over those valid in both; NaN where undefined."""
+    if len(exact) != len(inherited) or (exact.params != inherited.params).any():
+        raise UserError("agreement: the two scorings are of different networks")
+    both = exact.valid(name) & inherited.valid(name)
+    return float(kendalltau(exact.value(name)[both], inherited.value(name)[both]).statistic)
