@@ -10,7 +10,7 @@ from lightning_tas.supernets.checkpoints import load_checkpoint_file, load_refer
 from lightning_tas.supernets.config import ModelConfig, NetOptions
 from lightning_tas.supernets.elastic_network import ElasticNetwork
 from lightning_tas.supernets.elastic_pit import ElasticPiT
-from lightning_tas.supernets.image_network import ImageNetwork
+from lightning_tas.supernets.image_network import ImageNetwork, StandaloneNetwork
 from lightning_tas.supernets.pit import PoolingTransformer
 from lightning_tas.supernets.registry import Family, network, register_family, supernet
 from lightning_tas.supernets.timm_model import model_config, read_arch, tas_vit
@@ -25,6 +25,7 @@ __all__ = [
     "ModelConfig",
     "NetOptions",
     "PoolingTransformer",
+    "StandaloneNetwork",
     "VisionTransformer",
     "load_checkpoint_file",
     "load_reference",

@@ -6,7 +6,7 @@ A family adds its layers, `check`, `forward_features` and `subnet_state`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from lightning_tas.families import RULES
 from lightning_tas.supernets.config import NetOptions
 from lightning_tas.supernets.elastic import ElasticLinear
 from lightning_tas.supernets.elastic_blocks import ElasticBlock
-from lightning_tas.supernets.image_network import ImageNetwork
+from lightning_tas.supernets.image_network import ImageNetwork, StandaloneNetwork
 
 if TYPE_CHECKING:
     from lightning_tas.spaces import SearchSpace
@@ -33,7 +33,7 @@ class ElasticNetwork(ImageNetwork):
 
     families: tuple[str, ...]  # whose spaces the class serves
     _linear = ElasticLinear
-    _alone: type[ImageNetwork]  # class of the stand-alone networks
+    _alone: Callable[..., StandaloneNetwork]  # class of the stand-alone networks
 
     def __init__(self, space: SearchSpace, **options: Any) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class ElasticNetwork(ImageNetwork):
                 total = total + block.touch(1 + math.prod(grid))
         return total
 
-    def subnet(self, arch: Architecture) -> Any:
+    def subnet(self, arch: Architecture) -> StandaloneNetwork:
         """The stand-alone network of `arch` with copied weights, in this network's mode; draws no random numbers."""
         self.check(arch)
         options = {**self.options, "allocated": self.allocated, "bias_rule": "regroup"}

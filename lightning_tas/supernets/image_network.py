@@ -5,6 +5,7 @@ Shapes: B batch, C channels, N tokens (class token first), d width of the last s
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -145,3 +146,28 @@ class ImageNetwork(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the blocks' activations in the backward pass instead of keeping them."""
         self.grad_checkpointing = enable
+
+
+class StandaloneNetwork(ImageNetwork):
+    """The network of one architecture, `arch`: no elastic code, layers of exactly its sizes, timm's model contract."""
+
+    arch: Architecture
+    default_cfg: dict[str, Any]  # timm's metadata, set by `tas_vit`; plain description otherwise
+    pretrained_cfg: dict[str, Any]
+
+    def _read(self, options: Mapping[str, Any]) -> NetOptions:
+        """Read the build options; what only supernets have is ignored with a warning."""
+        self._options = o = NetOptions.read(options, self.rules)
+        if o.bias_rule != "regroup":
+            warnings.warn(f"bias_rule={o.bias_rule!r} has no effect on a stand-alone network", stacklevel=3)
+        self.num_classes = o.num_classes
+        self.default_cfg = self.pretrained_cfg = describe(o)
+        return o
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the tokens after the final norm, (B, N, d)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, C, H, W)."""
+        return self.forward_head(self.forward_features(x))

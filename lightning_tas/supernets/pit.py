@@ -10,7 +10,6 @@ Shapes: B batch, (gh, gw) grid of a stage, N = 1 + gh * gw its tokens (class tok
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,8 +22,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.families import PIT, halved, widths
 from lightning_tas.supernets.blocks import PatchEmbed, make_block
-from lightning_tas.supernets.config import NetOptions
-from lightning_tas.supernets.image_network import ImageNetwork, check_family, check_sizes, describe
+from lightning_tas.supernets.image_network import StandaloneNetwork, check_family, check_sizes
 
 FAMILY = PIT.family
 
@@ -116,21 +114,15 @@ class Stage(nn.Module):
         return self.blocks(x)  # type: ignore[no-any-return]
 
 
-class PoolingTransformer(ImageNetwork):
+class PoolingTransformer(StandaloneNetwork):
     """One architecture of family "pit" with fresh weights; usage and errors as of `VisionTransformer`."""
-
-    default_cfg: dict[str, Any]  # timm's metadata, set by `tas_vit`; plain description otherwise
-    pretrained_cfg: dict[str, Any]
 
     def __init__(self, arch: Architecture | Mapping[str, Any], **options: Any) -> None:
         super().__init__()
         self.rules = PIT
         self.arch = check_arch(Architecture.from_dict(arch) if isinstance(arch, Mapping) else arch)
-        self._options = o = NetOptions.read(options, self.rules)
+        o = self._read(options)
         assert o.patch_stride is not None
-        if o.bias_rule != "regroup":
-            warnings.warn(f"bias_rule={o.bias_rule!r} has no effect on a stand-alone network", stacklevel=2)
-        self.num_classes = o.num_classes
         dims = widths(self.arch)
         self.embed_dim = self.num_features = self.head_hidden_size = dims[-1]
         own = {"base_dim": self.arch.base_dim, "mlp_ratio": max(self.arch.mlp_ratio), "depth": self.arch.depths}
@@ -152,7 +144,6 @@ class PoolingTransformer(ImageNetwork):
         self.norm = nn.LayerNorm(dims[-1], self.rules.norm_eps) if o.pre_norm else nn.Identity()
         self.head = nn.Linear(dims[-1], o.num_classes) if o.num_classes else nn.Identity()
         self.init_weights()
-        self.default_cfg = self.pretrained_cfg = describe(o)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the last stage's tokens after the final norm, (B, N, C)."""
@@ -168,9 +159,6 @@ class PoolingTransformer(ImageNetwork):
             for block in stage.blocks:
                 x = self._run(block, x)
         return self.norm(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

@@ -9,7 +9,6 @@ Shapes: B batch, C channels, (gh, gw) patch grid, N = 1 + gh * gw tokens (class 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +20,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.families import AUTOFORMER, AUTOPROX_VIT, RULES
 from lightning_tas.supernets.blocks import PatchEmbed, make_block
-from lightning_tas.supernets.config import NetOptions
-from lightning_tas.supernets.image_network import ImageNetwork, check_family, check_sizes, describe
+from lightning_tas.supernets.image_network import StandaloneNetwork, check_family, check_sizes
 
 FAMILIES = (AUTOFORMER.family, AUTOPROX_VIT.family)
 
@@ -53,15 +51,12 @@ def check_arch(arch: object, family: str) -> Architecture:
     return arch
 
 
-class VisionTransformer(ImageNetwork):
+class VisionTransformer(StandaloneNetwork):
     """One architecture of a family of plain ViTs with fresh weights.
 
     `options` are those of `NetOptions`. ``forward`` takes (B, C, H, W) of the size built for and gives
     (B, num_classes). `UserError` for impossible options, other families and other image sizes.
     """
-
-    default_cfg: dict[str, Any]  # timm's metadata, set by `tas_vit`; plain description otherwise
-    pretrained_cfg: dict[str, Any]
 
     def __init__(self, arch: Architecture | Mapping[str, Any], **options: Any) -> None:
         super().__init__()
@@ -70,11 +65,8 @@ class VisionTransformer(ImageNetwork):
             raise unknown("family", arch.family, FAMILIES)
         self.arch = check_arch(arch, arch.family if isinstance(arch, Architecture) else FAMILIES[0])
         self.rules = RULES[self.arch.family]
-        self._options = o = NetOptions.read(options, self.rules)
+        o = self._read(options)
         assert o.patch_stride is not None
-        if o.bias_rule != "regroup":
-            warnings.warn(f"bias_rule={o.bias_rule!r} has no effect on a stand-alone network", stacklevel=2)
-        self.num_classes = o.num_classes
         self.embed_dim = self.num_features = self.head_hidden_size = d = int(self.arch.embed_dim)
         allocated = o.allocated or {"embed_dim": d, "mlp_ratio": max(self.arch.mlp_ratio), "depth": self.arch.depth}
         self.drop_rate = o.drop_rate * d / allocated["embed_dim"]
@@ -91,7 +83,6 @@ class VisionTransformer(ImageNetwork):
         self.norm = nn.LayerNorm(d, self.rules.norm_eps) if o.pre_norm else nn.Identity()
         self.head = nn.Linear(d, o.num_classes) if o.num_classes else nn.Identity()
         self.init_weights()
-        self.default_cfg = self.pretrained_cfg = describe(o)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the tokens after the final norm, (B, N, d)."""
@@ -104,9 +95,6 @@ class VisionTransformer(ImageNetwork):
         for block in self.blocks:
             x = self._run(block, x)
         return self.norm(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
