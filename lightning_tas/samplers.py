@@ -51,7 +51,7 @@ class Uniform:
 
     def __init__(self, space: SearchSpace, seed: int = 0) -> None:
         self.space, self.seed = space, seed
-        self.covers_all_parameters = _deepest(space.smallest(), [space.largest()])
+        self.covers_all_parameters = all(len(space.choices("depth", s)) == 1 for s in range(space.stages))
 
     def __call__(self, step: int) -> list[Architecture]:
         """See `Sampler`."""
@@ -116,7 +116,10 @@ class Sandwich:
             self.largest, self.smallest = space.largest(), space.smallest()
         else:
             raise UserError("sampler: sandwich needs a space or a list of candidates")
-        self.covers_all_parameters = _deepest(self.largest, self.archs)
+        if self.archs or space is None:
+            self.covers_all_parameters = _deepest(self.largest, self.archs)
+        else:
+            self.covers_all_parameters = _reaches_all(self.largest, space)
         # All others, of a list or of a space too small for drawing different members by chance; else None.
         listed: Iterable[Architecture] | None = self.archs or None
         if listed is None and space is not None and space.size() <= 8 * (middle + 2):
@@ -259,10 +262,18 @@ def _distinct(candidates: Sequence[Architecture]) -> tuple[Architecture, ...]:
 
 
 def _shape(arch: Architecture) -> tuple[tuple[int, int], ...]:
-    """(width, depth) of every stage: what balanced sampling groups by."""
-    return tuple((int(stage.get("embed_dim", 0)), stage.depth) for stage in arch.stages)
+    """(width, depth) of every stage: what balanced sampling groups by (0 in families without such widths)."""
+    return tuple(
+        (int(stage.get("embed_dim", arch.get("base_dim", 0) * stage.get("num_heads", 0))), stage.depth)
+        for stage in arch.stages
+    )
 
 
 def _deepest(arch: Architecture, others: Sequence[Architecture]) -> bool:
     """Whether `arch` runs every block that any of `others` runs: blocks are the only tensors that come and go."""
     return all(a >= b for other in others for a, b in zip(arch.depths, other.depths, strict=True))
+
+
+def _reaches_all(arch: Architecture, space: SearchSpace) -> bool:
+    """Whether `arch` is deepest in every stage: where a predicate bounds the sum of depths, not even the largest is."""
+    return all(depth == space.choices("depth", s)[-1] for s, depth in enumerate(arch.depths))

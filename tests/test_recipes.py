@@ -40,10 +40,10 @@ SHARED: dict[str, Any] = {
     "data.std": None,
     "data.train_subset": None,
     "model.patch_size": 16,
-    "model.relative_position": True,
+    "model.relative_position": None,  # as the family has it: AutoFormer's networks have it and pool "avg"
     "model.abs_pos": True,
     "model.qkv_bias": True,
-    "model.pool": "avg",
+    "model.pool": None,
     "model.pre_norm": True,
     "model.scale": False,
     "model.bias_rule": "regroup",

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.supernets import ElasticViT, VisionTransformer
+from lightning_tas.supernets import ImageNetwork
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StepMemory:
 
 
 def step_memory(
-    net: ElasticViT | VisionTransformer, arch: Architecture | None, batch_size: int, activation_bytes: int = 4
+    net: ImageNetwork, arch: Architecture | None, batch_size: int, activation_bytes: int = 4
 ) -> StepMemory:
     """Count what forward and backward of `arch` hold at `batch_size`, float32 master weights, AdamW.
 

@@ -24,7 +24,7 @@ from lightning_tas.randomness import derive
 from lightning_tas.samplers import build_sampler
 from lightning_tas.search import Selection, cut_space
 from lightning_tas.spaces import SearchSpace, resolve_space
-from lightning_tas.supernets import ElasticViT
+from lightning_tas.supernets import ElasticNetwork
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.checkpoint import initialise, load_supernet
@@ -74,7 +74,7 @@ def network_options(config: Config, source: TASDataModule | None = None) -> dict
     }
 
 
-def supernet(config: Config, source: TASDataModule, selection: Selection | None = None) -> ElasticViT:
+def supernet(config: Config, source: TASDataModule, selection: Selection | None = None) -> ElasticNetwork:
     """The supernet with the initial weights that (recipe, seed, optional checkpoint) determine.
 
     With `select.cut_supernet` and a `selection` it is cut to what the candidates need.

@@ -231,10 +231,13 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
 
 
 def _may_leave_unused(module: ClassifierModule, config: Config) -> bool:
-    """Whether a step may leave parameters out: not a network alone, nor a sandwich as deep as its supernet."""
+    """Whether a step may leave parameters out: not a network alone, nor a sandwich as deep as its supernet.
+
+    A space may allow no network that is deepest in every stage: then the largest leaves out some blocks, too.
+    """
     if not isinstance(module, SupernetModule):
         return False
-    deepest = module.space.largest().depth == int(module.net.allocated["depth"])
+    deepest = module.space.largest().depths == module.net.depths
     return not (config.sampler.name == "sandwich" and deepest)
 
 

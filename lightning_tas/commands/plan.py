@@ -19,6 +19,7 @@ from lightning_tas.commands.facts import Facts, facts
 from lightning_tas.commands.phases import check, selection_table
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
+from lightning_tas.families import widths
 from lightning_tas.launch.trainer import world_size
 from lightning_tas.supernets import supernet as make_supernet
 
@@ -76,7 +77,8 @@ def space_table(net: Any) -> str:
     rows = []
     for name, arch in (("smallest", net.space.smallest()), ("largest", net.space.largest())):
         price = cost(arch, net)
-        rows.append([name, arch.depth, arch.embed_dim, f"{price.params / 1e6:.3f}", f"{price.macs / 1e9:.4f}"])
+        width = " ".join(str(width) for width in widths(arch))  # of every stage
+        rows.append([name, arch.depth, width, f"{price.params / 1e6:.3f}", f"{price.macs / 1e9:.4f}"])
     table = text_table(["network", "depth", "embed_dim", "params [M]", "MACs [G]"], rows)
     held = sum(p.numel() for p in net.parameters())
     return f"space {net.space.name}: {net.space.size():,} architectures; supernet {held / 1e6:.3f} M params\n{table}"

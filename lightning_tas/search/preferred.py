@@ -117,7 +117,10 @@ def select_preferred(
 
 
 def check_bins(config: SelectConfig, net: nn.Module) -> None:
-    """Raise UserError when margin and limits leave no bin that the network's space reaches (meta device welcome)."""
+    """Raise UserError when selection cannot work: a space of another kind than it is defined for, or margin and limits
+    that leave no bin that the space reaches (meta device welcome).
+    """
+    space_axes(net.space)  # type: ignore[arg-type]
     reach = _reach(net.space, net, config.unit)  # type: ignore[arg-type]
     whole = config.mode == "released"
     Bins.build(config.margin, config.unit, reach, (config.low, config.high), whole_only=whole)
@@ -150,7 +153,10 @@ def space_axes(space: SearchSpace) -> Axes:
     if not isinstance(space, SearchSpace):
         raise UserError(f"space: expected a SearchSpace, got {type(space).__name__}; see lightning_tas.space")
     if space.family not in FAMILIES:
-        raise unknown("family", space.family, FAMILIES)
+        raise UserError(
+            f"space: PreNAS selection is defined for networks of family {' or '.join(FAMILIES)}, "
+            f"but {space.name!r} is of family {space.family!r}"
+        )
     found = {d.name: d for d in space.dimensions}
     scopes = {"embed_dim": "stage", "depth": "stage", "num_heads": "block", "mlp_ratio": "block"}
     wrong = sorted(set(found) ^ set(scopes)) or [n for n, scope in scopes.items() if found[n].scope != scope]

@@ -19,7 +19,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.search import Candidate
 from lightning_tas.spaces import SearchSpace
-from lightning_tas.supernets import ElasticViT, NetOptions, load_weights, network, supernet
+from lightning_tas.supernets import ElasticNetwork, NetOptions, load_weights, network, supernet
 from lightning_tas.training.entries import EMA, KEY
 from lightning_tas.training.sharded import read_checkpoint
 
@@ -34,7 +34,7 @@ Weights = Literal["auto", "ema", "live"]
 class LoadedSupernet:
     """A trained supernet; `weights` is "ema" or "live", `report` the networks that training measured, by label."""
 
-    net: ElasticViT
+    net: ElasticNetwork
     candidates: list[Candidate]
     report: dict[str, Architecture]
     class_names: list[str] | None

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
-from lightning_tas.supernets import VisionTransformer
+from lightning_tas.supernets import StandaloneNetwork
 from lightning_tas.training.checkpoint import initialise
 from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.module import ClassifierModule
@@ -27,11 +27,11 @@ class RetrainModule(ClassifierModule):
 
     kind = "network"
     compiles = True
-    net: VisionTransformer
+    net: StandaloneNetwork
 
     def __init__(
         self,
-        net: VisionTransformer,
+        net: StandaloneNetwork,
         train: TrainConfig,
         global_batch: int,
         seed: int = 0,

@@ -21,7 +21,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.samplers import Sampler, SamplerConfig, build_sampler
 from lightning_tas.search import Candidate, candidate_labels
 from lightning_tas.spaces import SearchSpace
-from lightning_tas.supernets import ElasticViT
+from lightning_tas.supernets import ElasticNetwork
 from lightning_tas.training.checkpoint import initialise
 from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.lean import lean_mean
@@ -47,11 +47,11 @@ class SupernetModule(ClassifierModule):
     """
 
     kind = "supernet"
-    net: ElasticViT
+    net: ElasticNetwork
 
     def __init__(
         self,
-        net: ElasticViT,
+        net: ElasticNetwork,
         sampler: Sampler | None,
         train: TrainConfig,
         global_batch: int,
@@ -166,7 +166,7 @@ class SupernetModule(ClassifierModule):
             raise UserError("resume: the checkpoint was trained on other candidates than the selection gives now")
 
 
-def space_labels(net: ElasticViT) -> dict[str, Architecture]:
+def space_labels(net: ElasticNetwork) -> dict[str, Architecture]:
     """The smallest, a middle and the largest network of a supernet's space.
 
     The middle one is the median in parameters among 65 of the space drawn with a fixed seed, so that it is a member
