@@ -1,7 +1,8 @@
-"""Scoring many networks, exactly: each with its own passes, shared by all proxies, and one batch for all networks.
+"""Scoring many networks: each by its own passes, or all from tables of one shared gradient (`inherited`).
 
-With a supernet every network starts from slices of the same weights, so that differences between networks are not
-differences between draws. Finished networks are streamed to a file, dealt out over processes, and never kept.
+One batch serves all networks, and with a supernet every network starts from slices of the same weights, so that
+differences between networks are not differences between draws. Finished networks go to a file or to memory (`keep`),
+dealt out over processes (`shards`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError, unknown
-from lightning_tas.proxies.inherited import build_tables
+from lightning_tas.proxies.inherited import InheritedTables, build_tables
 from lightning_tas.proxies.initialise import DEFAULT, INHERITED, check_method
 from lightning_tas.proxies.keep import InMemory, Keeper, OnDisk
 from lightning_tas.proxies.nuclear import NormCache
-from lightning_tas.proxies.probe import quiet
+from lightning_tas.proxies.probe import Probe, quiet
 from lightning_tas.proxies.registry import Proxy, chosen, proxy
 from lightning_tas.proxies.scorer import make_probe, score_network
 from lightning_tas.proxies.shards import Share, share_of
@@ -57,6 +58,8 @@ def score_many(
     Args:
         net: a supernet, whose sub-networks are scored; None for fresh networks, of several families if need be.
         archs: architectures (also a generator, read once), or codes (N, columns) of ``net.space``.
+        mode: "exact", or "inherited": all networks share the gradient of the widest one, see `inherited`; for params,
+            macs, snip, plain, grad_norm, synflow, dss and what is combined from them.
         seed, images, labels, batch_size, init, build, device: as of `score_one`; one batch serves all networks.
         options: by proxy, e.g. ``{"dss": {"mode": "released"}}``.
         path: CSV file to which every finished network is appended; memory then does not grow with their number.
@@ -76,29 +79,31 @@ def score_many(
     parts, given = components(wanted, options or {})
     if init is not None:
         check_method(init, inherited=net is not None)
-    share = share_of(shard)
+    setting = Setting(net, seed, images, labels, batch_size, init, device, build)
+    scorer: Exact | Inherited
     if mode == "inherited":
-        if build:
-            raise UserError(f"build: {dict(build)} has no effect beside a network; give either")
-        tables = build_tables(parts, net, given, seed, images, labels, batch_size, init, device)
-        return tables.scores(archs, wanted)
-    scorer = Exact(net, parts, given, seed, images, labels, batch_size, init, device, build)
+        tables = setting.tables(parts, given)
+        if path is None and shard is None:
+            return tables.scores(archs, wanted)  # cheaper than talking about it
+        scorer = Inherited(tables, parts)
+    else:
+        scorer = Exact(setting, parts, given)
+    share = share_of(shard)
     keeper: Keeper = InMemory(parts, share)
     if path is not None:
-        keeper = OnDisk(Path(path), parts, share, scorer.settings(), resume)
-    number = _walk(scorer, keeper, share, _decoded(net, archs), progress, archs)
+        keeper = OnDisk(Path(path), parts, share, setting.facts(mode, parts, given), resume)
+    total = len(archs) if isinstance(archs, Sized) else None
+    number = _walk(scorer, keeper, share, _bar(_decoded(net, archs), total, progress))
     if not number:
         raise UserError("archs: there are none to score")
     return keeper.end(wanted, number)
 
 
 @dataclass
-class Exact:
-    """Scores one network after the other under one setting; see `score_many`."""
+class Setting:
+    """What scores depend on besides the architecture and the proxies; see `score_many`."""
 
     net: nn.Module | None
-    parts: Sequence[Proxy]
-    options: Options
     seed: int
     images: Tensor | None
     labels: Tensor | None
@@ -106,25 +111,31 @@ class Exact:
     init: str | None
     device: torch.device | str | None
     build: Mapping[str, Any] | None
-    norms: NormCache = field(default_factory=NormCache)
+    _drawn: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
-    def row(self, place: int, arch: Architecture) -> Row:
-        """Score `arch`."""
-        with quiet():
-            probe = make_probe(
-                self.net, arch, self.seed, self.images, self.labels, self.batch_size, self.init, self.device, self.build
-            )
-            probe.norms = self.norms
-            scores = score_network(self.parts, probe, self.options)
-        price = cost(arch, probe.net)
-        return Row(place, arch, price.params, price.macs, scores)
+    def probe(self, arch: Architecture) -> Probe:
+        """The network of `arch` with the batch, which is drawn once per family."""
+        images, labels = self._drawn.get(arch.family, (self.images, self.labels))
+        probe = make_probe(
+            self.net, arch, self.seed, images, labels, self.batch_size, self.init, self.device, self.build
+        )
+        self._drawn[arch.family] = (probe.images, probe.labels)
+        return probe
 
-    def settings(self) -> dict[str, Any]:
-        """All that scores depend on besides the architecture, as JSON."""
+    def tables(self, parts: Sequence[Proxy], options: Options) -> InheritedTables:
+        """The tables of the supernet's inherited weights."""
+        if self.build:
+            raise UserError(f"build: {dict(self.build)} has no effect beside a network; give either")
+        return build_tables(
+            parts, self.net, options, self.seed, self.images, self.labels, self.batch_size, self.init, self.device
+        )
+
+    def facts(self, mode: str, parts: Sequence[Proxy], options: Options) -> dict[str, Any]:
+        """All that scores depend on besides the architectures."""
         return {
-            "mode": "exact",
-            "proxies": [part.name for part in self.parts],
-            "options": {name: dict(given) for name, given in sorted(self.options.items())},
+            "mode": mode,
+            "proxies": [part.name for part in parts],
+            "options": {name: dict(given) for name, given in sorted(options.items())},
             "seed": self.seed,
             "images": self.batch_size if self.images is None else fingerprint({"images": self.images}),
             "labels": None if self.labels is None else fingerprint({"labels": self.labels}),
@@ -134,24 +145,69 @@ class Exact:
         }
 
 
-def _walk(
-    scorer: Exact, keeper: Keeper, share: Share, archs: Iterator[Architecture], progress: bool, given: object
-) -> int:
+@dataclass
+class Exact:
+    """Scores one network after the other, each by its own passes."""
+
+    setting: Setting
+    parts: Sequence[Proxy]
+    options: Options
+    norms: NormCache = field(default_factory=NormCache)
+    together: ClassVar[int] = 1
+
+    def rows(self, batch: Sequence[tuple[int, Architecture]]) -> Iterator[Row]:
+        """Rows of the networks at these places."""
+        for place, arch in batch:
+            with quiet():
+                probe = self.setting.probe(arch)
+                probe.norms = self.norms
+                scores = score_network(self.parts, probe, self.options)
+            yield Row(place, arch, *cost(arch, probe.net), scores)
+
+
+@dataclass
+class Inherited:
+    """Looks networks up in tables, many at once."""
+
+    found: InheritedTables
+    parts: Sequence[Proxy]
+    together: ClassVar[int] = 1024
+
+    def rows(self, batch: Sequence[tuple[int, Architecture]]) -> Iterator[Row]:
+        """Rows of the networks at these places."""
+        scores = self.found.scores([arch for _, arch in batch], self.parts)
+        for i, (place, arch) in enumerate(batch):
+            own = {part.name: scores.score(part.name, i) for part in self.parts}
+            yield Row(place, arch, int(scores.params[i]), int(scores.macs[i]), own)
+
+
+def _walk(scorer: Exact | Inherited, keeper: Keeper, share: Share, archs: Iterable[Architecture]) -> int:
     """Score what is not known yet of this process's share; the number of all networks."""
     known = keeper.begin()
     number = left = 0
+    waiting: list[tuple[int, Architecture]] = []
     error: Exception | None = None
+
+    def flush() -> None:
+        for row in scorer.rows(waiting):
+            keeper.append(row)
+        waiting.clear()
+
     try:
-        for arch in _bar(archs, len(given) if isinstance(given, Sized) else None, progress):
+        for arch in archs:
             if number in known:
                 if known[number] != arch.id:
                     raise UserError(f"path: network {number} in the file is {known[number]}, not {arch.id} as given")
             else:
                 # A group shares what is left; a process that does not know of the others can only go by places.
                 if share.turn(left if share.talks else number):
-                    keeper.append(scorer.row(number, arch))
+                    waiting.append((number, arch))
                 left += 1
             number += 1
+            if len(waiting) >= scorer.together:
+                flush()
+        if waiting:
+            flush()
     except Exception as raised:
         error = raised
     share.agree(error)
@@ -163,11 +219,11 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=5)
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _bar(archs: Iterator[Architecture], total: int | None, progress: bool) -> Iterable[Architecture]:
+def _bar(archs: Iterable[Architecture], total: int | None, progress: bool) -> Iterable[Architecture]:
     if not progress:
         return archs
     from tqdm.auto import tqdm  # type: ignore[import-untyped]

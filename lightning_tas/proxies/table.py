@@ -196,6 +196,10 @@ class Scores:
             raise unknown(f"extras of {name}", key, found)
         return found[key]
 
+    def score(self, name: str, place: int) -> Score:
+        """The score of one network, without parts."""
+        return self._column(name).score(place)
+
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict a network: id, arch (a dict), params, macs, and per proxy value, `.valid`, `.reason`, `.seconds`."""
         columns = {name: self._column(name) for name in self._proxies}
