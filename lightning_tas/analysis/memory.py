@@ -27,9 +27,7 @@ class StepMemory:
         return self.weights + self.gradients + self.optimiser + self.activations
 
 
-def step_memory(
-    net: ImageNetwork, arch: Architecture | None, batch_size: int, activation_bytes: int = 4
-) -> StepMemory:
+def step_memory(net: ImageNetwork, arch: Architecture | None, batch_size: int, activation_bytes: int = 4) -> StepMemory:
     """Count what forward and backward of `arch` hold at `batch_size`, float32 master weights, AdamW.
 
     Args:

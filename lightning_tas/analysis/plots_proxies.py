@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 Interval = tuple[float | None, float | None, float | None]
 """Value, lower and upper bound; None is undefined."""
+PAD = 0.06
+"""Space around panels, as a share of one."""
 
 
 def score_scatter(
@@ -20,36 +24,42 @@ def score_scatter(
 ) -> Figure:
     """A grid: a row for each proxy, a column for each accuracy [%], a dot for each network, coloured by parameters [M].
 
+    Across a panel runs the rank by score, from the worst network to the best; upwards the accuracy, over the range that
+    the column's title states. All panels are drawn in one set of axes: a hundred sets would take half a minute.
+
     Args:
         order: proxy to the networks' ranks by score (mean over initialisations), the highest is best.
         accuracies: name to accuracy of every network; NaN is left out.
         params: parameter counts.
-        taus: (accuracy, proxy) to the correlation written into the panel.
+        taus: (accuracy, proxy) to the correlation written over the panel.
     """
     rows, columns = len(order), len(accuracies)
-    figure = Figure(figsize=(1.2 + 2.1 * columns, 0.8 + 1.5 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="col")
-    dots = None
+    figure = Figure(figsize=(2.2 + 1.7 * columns, 1.2 + 1.25 * rows), layout="constrained")
+    axes = figure.subplots()
+    points: list[NDArray[np.float64]] = []
     for row, (proxy, places) in enumerate(order.items()):
         for column, (name, truth) in enumerate(accuracies.items()):
-            axes = panels[row, column]
             known = np.isfinite(truth)
-            dots = axes.scatter(
-                places[known],
-                truth[known],
-                c=params[known] / 1e6,
-                s=6,
-                vmin=params.min() / 1e6,
-                vmax=params.max() / 1e6,
-            )
+            across, up = places[known] / len(places), (truth[known] - truth[known].min()) / np.ptp(truth[known])
+            inside = (column + PAD + (1 - 3 * PAD) * across, row + 1 - 2 * PAD - (1 - 5 * PAD) * up)
+            points.append(np.stack([*inside, params[known] / 1e6]))
             tau = taus[name, proxy]
-            axes.set_title(f"{proxy}  τ {'undefined' if tau is None else f'{tau:.2f}'}", fontsize=8)
-            axes.tick_params(labelsize=6)
-            if row == rows - 1:
-                axes.set_xlabel("rank by score", fontsize=7)
-            axes.set_ylabel(f"{name} [%]", fontsize=7)
-    if dots is not None:
-        figure.colorbar(dots, ax=list(panels.flat), label="parameters [M]", shrink=max(0.2, 2 / rows), aspect=30)
+            said = "undefined" if tau is None else f"{tau:.2f}"
+            axes.text(column + PAD, row + 2 * PAD, f"τ {said}", fontsize=7, va="center")
+    corners = [(column, row + 2.5 * PAD) for row in range(rows) for column in range(columns)]
+    frames = [Rectangle(corner, 1 - PAD, 1 - 3 * PAD) for corner in corners]
+    axes.add_collection(PatchCollection(frames, facecolor="none", edgecolor="lightgray", linewidth=0.8))
+    x, y, millions = np.concatenate(points, axis=1)
+    dots = axes.scatter(x, y, c=millions, s=5, vmin=params.min() / 1e6, vmax=params.max() / 1e6)
+    axes.set_xlim(-PAD, columns)
+    axes.set_ylim(rows, 0)
+    titles = [f"{name}\n{np.nanmin(v):.2f} to {np.nanmax(v):.2f} %" for name, v in accuracies.items()]
+    axes.set_xticks(np.arange(columns) + 0.5, titles, fontsize=8)
+    axes.set_yticks(np.arange(rows) + 0.55, list(order), fontsize=8)
+    axes.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("rank by score, the best on the right", fontsize=8)
+    figure.colorbar(dots, ax=axes, label="parameters [M]", shrink=max(0.2, min(1.0, 4 / rows)), aspect=25)
     return figure
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.config import BenchConfig
 from lightning_tas.proxies.registry import proxy
 
@@ -27,21 +28,19 @@ class Group:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-_ZERO_COST_NAS = "Zero-Cost NAS (arXiv:2101.08134), section 4: one mini-batch of 64"
+_ZERO_COST_NAS = "Zero-Cost NAS (arXiv:2101.08134), released code"
 PAPER: dict[str, Size] = {
     **dict.fromkeys(("grad_norm", "snip", "plain", "grasp", "fisher", "jacob_cov"), Size(64, {}, _ZERO_COST_NAS)),
     "naswot": Size(64, {}, "TF-TAS, released code"),
-    "te_nas": Size(64, {}, "TF-TAS, released code"),
-    "ntk_trace": Size(64, {}, "NASI (arXiv:2109.00817), released code"),
-    "gradsign": Size(64, {}, "as Zero-Cost NAS: T-Razor names no batch"),
+    **dict.fromkeys(("te_nas", "te_ntk", "te_regions"), Size(64, {}, "TF-TAS, released code")),
+    "ntk_trace": Size(64, {}, "as Zero-Cost NAS"),
+    "gradsign": Size(64, {}, "as Zero-Cost NAS"),
     "knas": Size(50, {}, "KNAS (arXiv:2111.13293), released code: 50 samples"),
     "zico": Size(64, {}, "as Zero-Cost NAS; two batches of this size"),
     "meco": Size(64, {}, "as Zero-Cost NAS; one image of the batch counts"),
     "zen": Size(16, {"repeat": 32}, "Zen-NAS (arXiv:2102.01063), released code"),
     "snip_norm": Size(64, {}, "PreNAS, released code"),
-    **dict.fromkeys(
-        ("auto_prox_a", "auto_prox_p", "auto_prox_released"), Size(128, {}, "Auto-Prox, section 3.2: 128 images")
-    ),
+    **dict.fromkeys(("auto_prox_a", "auto_prox_released"), Size(128, {}, "Auto-Prox: a mini-batch of 128 images")),
     **dict.fromkeys(("ntkt", "ntsr"), Size(32, {}, "our choice: ETAS names no batch")),
 }
 """What papers or their released code use; proxies that are not named here keep the bench's own."""
@@ -60,13 +59,28 @@ def groups(names: Sequence[str], bench: BenchConfig) -> list[Group]:
     members = {batch: tuple(found.get(batch, ())) for batch in ordered}
     members[ordered[0]] = (*blind, *members[ordered[0]])
     options = {name: size_of(name, bench).options for name in names}
-    return [
-        Group(batch, own, {name: options[name] for name in own if options[name]}) for batch, own in members.items()
-    ]
+    return [Group(batch, own, {name: options[name] for name in own if options[name]}) for batch, own in members.items()]
 
 
 def size_of(name: str, bench: BenchConfig) -> Size:
-    """The batch and options of one proxy."""
+    """The batch and options of one proxy; `bench.options` has the last word."""
+    size = Size(bench.batch_size, {"repeat": bench.zen_repeat} if name == "zen" else {}, "bench.batch_size")
     if bench.paper and name in PAPER:
-        return PAPER[name]
-    return Size(bench.batch_size, {"repeat": bench.zen_repeat} if name == "zen" else {}, "bench.batch_size")
+        size = PAPER[name]
+    return size._replace(options={**size.options, **((bench.options or {}).get(name) or {})})
+
+
+def check_options(names: Sequence[str], options: Any) -> None:
+    """Refuse options of proxies that are not scored, and options that a proxy does not have."""
+    if options is None:
+        return
+    if not isinstance(options, Mapping) or not all(isinstance(given, Mapping) for given in options.values()):
+        raise UserError(f"bench.options: {options!r} is not valid; valid: a mapping, as {{dss: {{mode: released}}}}")
+    for name, given in options.items():
+        if name not in names:
+            raise unknown("bench.options", name, names)
+        for part in proxy(name).combines or (name,):
+            try:
+                proxy(part).check_options(given)
+            except UserError as error:
+                raise UserError(f"bench.options: {error}") from None

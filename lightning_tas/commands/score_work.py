@@ -16,7 +16,7 @@ from lightning_tas.analysis.bench import KEY, Bench, read_bench
 from lightning_tas.architecture import Architecture
 from lightning_tas.commands import build, trained
 from lightning_tas.commands.config import Config
-from lightning_tas.commands.score_sizes import Group, groups
+from lightning_tas.commands.score_sizes import Group, check_options, groups
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
@@ -77,6 +77,7 @@ def prepare(config: Config) -> Job:
     """Read what is to be scored, and check everything that can be checked before work begins. Writes nothing."""
     bench = config.bench
     names = tuple(dict.fromkeys([*BASELINES, *(proxy.name for proxy in chosen_proxies(bench.proxies))]))
+    check_options(names, bench.options)
     check_init(bench.init)
     data = build.data(config)
     if (bench.path is None) == (config.ckpt is None):
@@ -179,7 +180,8 @@ def passes(config: Config, job: Job) -> list[Pass]:
 
 def settings(config: Config, job: Job) -> dict[str, Any]:
     """Everything that scores depend on: a folder may only be continued under the same."""
-    bench = {key: getattr(config.bench, key) for key in ("init", "images", "batch_size", "zen_repeat", "paper")}
+    deciding = ("init", "images", "batch_size", "zen_repeat", "paper", "options")
+    bench = {key: getattr(config.bench, key) for key in deciding}
     data = {key: getattr(config.data, key) for key in ("name", "img_size", "in_chans", "num_classes")}
     return {
         "seed": config.seed,

@@ -12,6 +12,7 @@ class BenchConfig:
 
     path: str | None = None  # networks and their accuracies (bench=PATH is short for it); None: those of ckpt
     proxies: Any = "all"  # names, or all
+    options: Any = None  # of single proxies, as {dss: {mode: released}}
     accuracies: Any = None  # columns of the file to correlate with; None: all
     family: str | None = None  # read the file's networks as this family; None: as the file says
     networks: int | None = None  # only the first so many of the file; of a supernet: so many are sampled (100)

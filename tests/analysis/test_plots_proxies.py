@@ -1,0 +1,40 @@
+"""Pictures of the score command: one panel for each proxy and accuracy, intervals, undefined values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_tas.analysis.plots_proxies import correlation_bars, score_scatter
+from lightning_tas.randomness import numpy_generator
+
+
+def test_the_grid_holds_every_network_in_its_panel() -> None:
+    generator = numpy_generator(0, "picture")
+    order = {name: generator.permutation(9) + 1.0 for name in ("params", "macs", "snip")}
+    accuracies = {"a": generator.normal(size=9), "b": generator.normal(size=9)}
+    accuracies["b"][[2, 5]] = np.nan
+    taus = {(column, name): None if name == "snip" else 0.5 for column in accuracies for name in order}
+    figure = score_scatter(order, accuracies, generator.uniform(1e6, 2e6, size=9), taus)
+    axes, bar = figure.axes
+    (dots,) = [found for found in axes.collections if len(found.get_offsets()) > 1]
+    panels = np.floor(np.asarray(dots.get_offsets())).astype(int)
+    counts = {panel: int((panels == panel).all(axis=1).sum()) for panel in {(c, r) for c in (0, 1) for r in (0, 1, 2)}}
+    assert counts == {(c, r): 9 if c == 0 else 7 for c, r in counts}
+    # The best by score is the rightmost dot of its panel.
+    own = np.asarray(dots.get_offsets())[(panels == (0, 2)).all(axis=1)]
+    assert int(own[:, 0].argmax()) == int(order["snip"].argmax())
+    # The most accurate one is the highest, and the axis points down.
+    assert int(own[:, 1].argmin()) == int(accuracies["a"].argmax())
+    assert [text.get_text() for text in axes.get_yticklabels()] == list(order)
+    assert sum("undefined" in text.get_text() for text in axes.texts) == 2
+    assert bar.get_ylabel() == "parameters [M]"
+
+
+def test_bars_draw_the_baseline_across() -> None:
+    columns = {"a": {"params": (0.5, 0.4, 0.6), "snip": (0.3, None, None), "zen": (None, None, None)}}
+    figure = correlation_bars(columns, ["params", "macs"])
+    (axes,) = figure.axes
+    assert [patch.get_width() for patch in axes.patches] == [0.5, 0.3, 0.0]
+    assert [float(line.get_xdata()[0]) for line in axes.lines if line.get_linestyle() == "--"] == [0.5]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["params", "snip", "zen"]
+    assert axes.yaxis.get_inverted()
