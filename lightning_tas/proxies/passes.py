@@ -47,6 +47,9 @@ class Watcher:
     def backward(self, layer: Layer, x: Tensor, y: Tensor, grad_y: Tensor) -> None:
         """Called when the gradient of the objective by `y` is known; layers come in reverse order."""
 
+    def flow(self, layer: Layer, x: Tensor, grad_y: Tensor) -> None:
+        """As `backward`, for watchers that can do without `y`: it then need not be kept until the gradient comes."""
+
     def samples(self, layer: Layer, grads: Tensor) -> None:
         """The gradient of the objective by the layer's weight, image by image: (B, *weight.shape).
 
@@ -54,8 +57,8 @@ class Watcher:
         """
 
 
-def _overrides(watcher: Watcher, method: str) -> bool:
-    return getattr(type(watcher), method) is not getattr(Watcher, method)
+def _overrides(watcher: Watcher, *methods: str) -> bool:
+    return any(getattr(type(watcher), method) is not getattr(Watcher, method) for method in methods)
 
 
 class Pass:
@@ -83,6 +86,7 @@ class Pass:
         self._want_images = False
         self._done = False
         self._gradients: dict[str, Tensor] = {}
+        self._reached: dict[Layer, Tensor] = {}  # by gradients of single images: whether any is not zero
         self._image_gradients: Tensor | None = None
         self._values: dict[str, Tensor] = {}
         self._output: Tensor | None = None
@@ -161,7 +165,7 @@ class Pass:
         self._done = True
         began = time.perf_counter()
         net = self._probe.net
-        backward = any(_overrides(w, "backward") or _overrides(w, "samples") for w in self._watchers)
+        backward = any(_overrides(w, "backward", "flow", "samples") for w in self._watchers)
         differentiate = bool(self._wanted) or self._want_images or backward
         values, images = self._leaves(net, backward)
         handles = [
@@ -220,6 +224,7 @@ class Pass:
     def _hook(self, layer: Layer) -> Callable[..., None]:
         watchers = [w for w in self._watchers if w.wants(layer)]
         per_sample = [w for w in watchers if _overrides(w, "samples")]
+        flow = [w for w in watchers if _overrides(w, "flow")]
         back = [w for w in watchers if _overrides(w, "backward")]
 
         def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -227,16 +232,22 @@ class Pass:
             with torch.no_grad():
                 for watcher in watchers:
                     _timed(watcher, watcher.forward, layer, x, y)
-            if output.requires_grad and (back or per_sample):
-                output.register_hook(lambda gradient: seen(x, y, gradient.detach()))
+            if output.requires_grad and (back or flow or per_sample):
+                kept = [x, y if back else None]
+                output.register_hook(lambda gradient: seen(kept, gradient.detach()))
 
         @torch.no_grad()
-        def seen(x: Tensor, y: Tensor, gradient: Tensor) -> None:
+        def seen(kept: list[Tensor | None], gradient: Tensor) -> None:
+            y, x = kept.pop(), kept.pop()  # taken out: the graph outlives its backward pass, activations need not
+            assert x is not None
             for watcher in back:
                 _timed(watcher, watcher.backward, layer, x, y, gradient)
+            for watcher in flow:
+                _timed(watcher, watcher.flow, layer, x, gradient)
             if per_sample:
                 began = time.perf_counter()
                 grads = sample_gradients(layer.module, x, gradient)
+                self._reached[layer] = grads.any()
                 spent = time.perf_counter() - began
                 for watcher in per_sample:
                     watcher.seconds += spent if watcher is per_sample[0] else 0.0
@@ -249,6 +260,9 @@ class Pass:
         facts = [objective.isfinite().all()]
         layers = [layer for layer in self._probe.layers if layer.role != NORM and layer.weight in self._gradients]
         facts += [self._gradients[layer.weight].any() for layer in layers]
+        per_sample = [w for w in self._watchers if _overrides(w, "samples")]
+        layers += (watched := [layer for layer in self._probe.layers if any(w.wants(layer) for w in per_sample)])
+        facts += [self._reached.get(layer, torch.zeros_like(facts[0])) for layer in watched]
         finite, *alive = torch.stack([fact.reshape(()) for fact in facts]).tolist()
         if not finite:
             return "the network's output is not finite"
