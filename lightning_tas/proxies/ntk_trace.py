@@ -17,7 +17,7 @@ class _Norms(Watcher):
     def __init__(self) -> None:
         self.trace: dict[Layer, Tensor] = {}
 
-    def backward(self, layer: Layer, x: Tensor, y: Tensor, grad_y: Tensor) -> None:
+    def flow(self, layer: Layer, x: Tensor, grad_y: Tensor) -> None:
         self.trace[layer] = weight_norms(layer.module, x, grad_y).sum()
 
 

@@ -50,7 +50,7 @@ class _Norms(Watcher):
     def wants(self, layer: Layer) -> bool:
         return layer.role != "head" if self.everything else layer.role in PAPER_ROLES
 
-    def backward(self, layer: Layer, x: Tensor, y: Tensor, grad_y: Tensor) -> None:
+    def flow(self, layer: Layer, x: Tensor, grad_y: Tensor) -> None:
         module = layer.module
         if layer.role != NORM:
             self.weights[layer] = weight_norms(module, x, grad_y).sum()
