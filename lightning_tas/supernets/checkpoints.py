@@ -147,7 +147,8 @@ def load_weights(net: Any, state_dict: Mapping[str, Any], grid_size: tuple[int, 
 
 def adapt_weights(state: Mapping[str, Tensor], net: Any, grid_size: tuple[int, int] | None = None) -> dict[str, Tensor]:
     """`state` with positions and relative tables resampled to ``net.grid_size`` where they differ, else as given."""
-    source, target = grid_size or _grid_of(state), net.grid_size
+    target = net.grid_size
+    source = grid_size or _grid_of(state, target)
     adapted = dict(state)
     if source is None:
         return adapted
@@ -208,9 +209,9 @@ def _classes(state: Mapping[str, Tensor]) -> int:
     return len(state["head.weight"]) if "head.weight" in state else 0
 
 
-def _grid_of(state: Mapping[str, Tensor]) -> tuple[int, int] | None:
-    """Patch grid of a checkpoint: that of its relative tables where its positions agree (or it has none), else the
-    square of its positions, else None.
+def _grid_of(state: Mapping[str, Tensor], target: tuple[int, int]) -> tuple[int, int] | None:
+    """Patch grid of a checkpoint: that of its map of positions, or of its relative tables where its positions agree (or
+    it has none), else `target` where it has as many patches, else the square of its positions, else None.
     """
     rows = [next((len(v) for k, v in state.items() if k.endswith(end)), None) for end in (".vertical", ".horizontal")]
     sides = None if rows[0] is None or rows[1] is None else ((rows[0] - 2) // 2, (rows[1] - 2) // 2)
@@ -221,5 +222,7 @@ def _grid_of(state: Mapping[str, Tensor]) -> tuple[int, int] | None:
     tokens = state["pos_embed"].shape[1] - 1
     if sides is not None and sides[0] * sides[1] == tokens:
         return sides
+    if target[0] * target[1] == tokens:
+        return target
     side = math.isqrt(tokens)
     return (side, side) if side * side == tokens else None

@@ -112,5 +112,7 @@ class ElasticBlock(nn.Module):
     def touch(self, tokens: int) -> Tensor:
         """Zero, as a scalar, with a graph through every parameter: a pass of one image of zeros at full size."""
         x = self.norm1.weight.new_zeros(1, tokens, self.allocated["embed_dim"])
-        y = self(x, int(self.allocated["num_heads"]), float(self.allocated["mlp_ratio"]), "regroup")
+        # Where heads share the width, one of them has all of it; the most that are allowed need not divide it.
+        heads = 1 if self.rules.head_dim is None else int(self.allocated["num_heads"])
+        y = self(x, heads, float(self.allocated["mlp_ratio"]), "regroup")
         return 0.0 * y.sum(dtype=torch.float32)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError
 from lightning_tas.families import widths
 from lightning_tas.supernets.elastic import ElasticLayerNorm, ElasticLinear, ElasticPatchEmbed
 from lightning_tas.supernets.elastic_blocks import ElasticBlock
@@ -107,7 +108,7 @@ class ElasticPiT(ElasticNetwork):
         """`UserError` naming quantity, value and maximum when the allocated weights cannot hold `arch`."""
         check_arch(arch)
         if len(arch.stages) != len(self.sizes):
-            self._refuse("stages", len(arch.stages), len(self.sizes))
+            raise UserError(f"stages: {len(arch.stages)}, but supernet {self.space.name!r} has {len(self.sizes)}")
         for name, (key, s), value in quantities(arch):
             size = self.sizes[s]
             limits = {**size, "hidden": int(size["mlp_ratio"] * size["embed_dim"]), "num_heads": value}

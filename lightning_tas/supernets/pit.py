@@ -166,6 +166,6 @@ class PoolingTransformer(StandaloneNetwork):
         inside = r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.blocks\.(\d+)"
         return {
             "stem": r"^cls_token|pos_embed|patch_embed",
-            # (stage, block), then the pooling behind a stage as if it were its last block.
+            # Groups are (stage, block); 99999 is timm's mark for joining the group before.
             "blocks": [(inside, None), (r"^pools\.(\d+)", (99999,)), (r"^norm", (99999,))],
         }
