@@ -1,0 +1,216 @@
+"""What holds for every proxy on every family of networks: no trace, a function of the seed, alone as in company."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lightning_tas as tas
+from lightning_tas.architecture import Architecture, Block, Stage
+from lightning_tas.proxies.roles import find_layers
+from lightning_tas.proxies.score import INVALID
+from lightning_tas.spaces import Dimension, SearchSpace, isotropic
+
+FAMILIES = ("autoformer", "autoprox_vit", "pit")
+NAMES = tuple(tas.proxies())
+PAIRS = [(name, family) for name in NAMES for family in FAMILIES]
+BATCH = 4
+# Every image has a region of its own on these networks, whatever the images: the count is the batch size.
+SATURATED = {"te_regions"}
+
+
+def space(family: str) -> SearchSpace:
+    """Widths, hidden widths and 10 classes that coincide in places: only roles tell layers apart."""
+    if family != "pit":
+        return isotropic("tiny", family, embed_dim=[20, 32], depth=[1, 2], num_heads=[1, 2], mlp_ratio=[1, 2])
+    dimensions = [
+        Dimension("base_dim", "network", (5, 8), step=1),
+        Dimension("mlp_ratio", "network", (1, 2), step=1),
+        Dimension("num_heads", "stage", ((1, 2), (2,), (4,))),
+        Dimension("depth", "stage", (1, 2), step=1),
+    ]
+    return SearchSpace("tiny", family, dimensions, stages=3)
+
+
+def middle(family: str) -> Architecture:
+    """Neither the smallest nor the largest."""
+    if family != "pit":
+        return Architecture.vit(20, [2, 1], [1, 2], family=family)
+    stages = [Stage([Block()] * depth, num_heads=heads) for depth, heads in ((2, 1), (1, 2), (1, 4))]
+    return Architecture(family, stages, base_dim=5, mlp_ratio=1)
+
+
+@functools.cache
+def supernet(family: str) -> Any:
+    """A supernet with every parameter random."""
+    with torch.random.fork_rng(devices=[]):
+        net = tas.supernet(space(family), num_classes=10, img_size=32, in_chans=1, patch_size=16)
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return net
+
+
+@functools.cache
+def alone(family: str) -> nn.Module:
+    """The stand-alone network of `middle`."""
+    network: nn.Module = supernet(family).subnet(middle(family))
+    return network
+
+
+@functools.cache
+def suite(family: str) -> tas.Scores:
+    """All proxies at once, on two networks: rank-combined ones need company."""
+    return tas.score_many(NAMES, supernet(family), [middle(family), space(family).largest()], batch_size=BATCH)
+
+
+def score(name: str, net: nn.Module, seed: int = 0, **options: Any) -> tas.Score:
+    return tas.score_one(name, net, seed=seed, batch_size=BATCH, **options)
+
+
+def forbidden(*_: Any) -> None:
+    raise AssertionError("a hook of the caller ran")
+
+
+@contextmanager
+def lively(net: nn.Module) -> Iterator[None]:
+    """The network in the middle of a training: gradients, frozen parts, mixed modes, somebody's hooks."""
+    handles = []
+    for i, module in enumerate(net.modules()):
+        module.train(i % 3 > 0)
+        if i % 4 == 1:
+            handles += [module.register_forward_hook(forbidden), module.register_full_backward_hook(forbidden)]
+    for i, parameter in enumerate(net.parameters()):
+        parameter.requires_grad_(i % 5 != 1)
+        parameter.grad = torch.full_like(parameter, 0.5) if i % 2 else None
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        net.eval().requires_grad_(True).zero_grad()
+
+
+def facts(net: nn.Module) -> list[Any]:
+    """Everything about a network and about the process that a score must not change."""
+    found: list[Any] = [(k, v.clone().numpy().tobytes()) for k, v in net.state_dict().items()]
+    for name, parameter in net.named_parameters():
+        gradient = None if parameter.grad is None else parameter.grad.numpy().tobytes()
+        found.append((name, id(parameter), parameter.requires_grad, gradient, parameter.grad_fn))
+    for name, module in net.named_modules():
+        hooks = [len(getattr(module, key)) for key in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
+        found.append((name, module.training, hooks, sorted(vars(module))))
+    found += [torch.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state()[1].tobytes()]
+    found += [torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.is_grad_enabled()]
+    found += [torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()]
+    found += [torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32]
+    return found
+
+
+def reseed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def surroundings(kind: str) -> Iterator[None]:
+    """What a caller may be in."""
+    managers: dict[str, Callable[[], Any]] = {
+        "no_grad": torch.no_grad,
+        "inference_mode": torch.inference_mode,
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    }
+    with managers[kind]():
+        yield
+
+
+@pytest.mark.parametrize(("name", "family"), PAIRS)
+def test_every_proxy_on_every_family(name: str, family: str) -> None:
+    proxy, net, arch = tas.proxies()[name], supernet(family), middle(family)
+    reseed(1)
+    with lively(net):
+        before = facts(net)
+        first = tas.score_one(name, net, arch, seed=0, batch_size=BATCH)
+        assert facts(net) == before
+
+    if family in proxy.unsupported:
+        assert not first.valid and first.value == INVALID and first.reason == proxy.unsupported[family]
+        return
+    assert first.valid and np.isfinite(first.value), first.reason
+    assert len(first.parts) in (0, arch.depth) and np.isfinite(first.parts).all()
+
+    for i, kind in enumerate(("no_grad", "inference_mode", "autocast")):
+        reseed(2 + i)
+        with surroundings(kind):
+            assert score(name, alone(family)).value == first.value, kind
+
+    if proxy.combines:
+        return
+    together = suite(family)
+    assert together.value(name)[0] == first.value, "a proxy must not depend on its company"
+    assert {key: together.extras(name, key)[0] for key in first.extras} == dict(first.extras)
+    # Another seed is another batch, and where a proxy draws for itself also another score of the same batch.
+    other = score(name, alone(family), seed=1)
+    fixed = proxy.deterministic and not proxy.needs.data
+    assert (other.value == first.value) == (fixed or name in SATURATED)
+    images, labels = torch.randn(BATCH, 1, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(BATCH)
+    one, two = (score(name, alone(family), seed, images=images, labels=labels).value for seed in (0, 1))
+    assert (one == two) == proxy.deterministic
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_combined_proxies_rank_a_set(family: str) -> None:
+    for name in (name for name in NAMES if tas.proxies()[name].combines):
+        values = suite(family).value(name)
+        assert np.isfinite(values).all() and len(values) == 2
+        assert set(tas.proxies()[name].combines) <= set(NAMES)
+
+
+def test_few_pairs_are_unsupported_and_say_why() -> None:
+    listed = [(name, family, reason) for name in NAMES for family, reason in tas.proxies()[name].unsupported.items()]
+    assert len(listed) <= 5 and all(len(reason) > 10 for *_, reason in listed)
+    assert {family for _, family, _ in listed} <= set(FAMILIES)
+
+
+def test_needs_are_declared() -> None:
+    """Labels matter exactly where a proxy says so."""
+    images = torch.randn(BATCH, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    for name in NAMES:
+        proxy = tas.proxies()[name]
+        if proxy.combines:
+            continue
+        values = {score(name, alone("autoformer"), images=images, labels=torch.full((BATCH,), i)).value for i in (0, 7)}
+        assert (len(values) > 1) == proxy.needs.labels, name
+        if proxy.needs.labels:
+            assert proxy.needs.data, name
+        assert proxy.paper and proxy.equation and proxy.cost and proxy.summary, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_roles_do_not_follow_shapes(family: str) -> None:
+    """Every weight matrix square and of one size: the layers are the same as where all shapes differ."""
+    if family == "pit":
+        stages = [Stage([Block()], num_heads=1) for _ in range(3)]
+        arch, classes = Architecture(family, stages, base_dim=8, mlp_ratio=1), 8
+    else:
+        arch, classes = Architecture.vit(64, [1], [1], family=family), 64
+    equal = tas.network(arch, num_classes=classes, img_size=32, in_chans=1, patch_size=16)
+    roles = {layer.name: (layer.role, layer.block) for layer in find_layers(equal)}
+    expected = {"head": ("head", None), "patch_embed.proj": ("patch_embed", -1)}
+    for i, prefix in enumerate(["stages.0.", "stages.1.", "stages.2."] if family == "pit" else [""]):
+        block = f"{prefix}blocks.0."
+        expected |= {f"{block}attn.{k}": (k, i) for k in ("qkv", "proj")}
+        expected |= {f"{block}mlp.{k}": (k, i) for k in ("fc1", "fc2")}
+    if family == "pit":
+        expected |= {f"pools.{s}.{k}": (f"pool_{k}", -1) for s in (0, 1) for k in ("conv", "fc")}
+    assert {name: role for name, role in roles.items() if role[0] != "norm"} == expected
