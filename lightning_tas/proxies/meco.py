@@ -1,0 +1,90 @@
+"""MeCo (Jiang et al. 2023, "MeCo: Zero-Shot NAS with One Data and Single Forward Pass via Minimum Eigenvalue ...").
+
+    MeCo = sum_layers lambda_min( P(f) )
+
+P the Pearson correlation of the rows of one image's feature map f, the first of the batch. The paper's rows are the
+channels of a convolution's map. Its code takes whatever axis comes first, which in a token sequence (N, C) is the
+tokens (`rows`), and looks at every module of the network, containers too (`modules="all"`).
+
+Rows as many as observations, or more, are linearly dependent once centred: lambda_min is 0 without computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tas.errors import unknown
+from lightning_tas.proxies.passes import Watcher
+from lightning_tas.proxies.probe import Measured, Probe, per_block
+from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.roles import Layer
+
+ROWS = ("tokens", "channels", "min")
+MODULES = ("layers", "all")
+
+
+def least_eigenvalue(rows: Tensor) -> Tensor:
+    """Least eigenvalue of the correlation matrix of `rows` (R, observations), in float64; 0 for constant rows."""
+    if len(rows) >= rows.shape[1]:
+        return rows.new_zeros((), dtype=torch.float64)
+    centred = rows.double() - rows.double().mean(1, keepdim=True)
+    unit = torch.nan_to_num(centred / centred.norm(dim=1, keepdim=True), nan=0.0)
+    return torch.linalg.eigvalsh(unit @ unit.t())[0]
+
+
+def arrange(output: Tensor, rows: str) -> Tensor:
+    """One image's output as (rows, observations): a map (C, H, W), tokens (N, C) or a vector (C,)."""
+    if output.ndim == 2:
+        output = output.t() if rows == "channels" else output
+    else:
+        output = output.flatten(1) if output.ndim > 2 else output[:, None]
+    return output.t() if rows == "min" and len(output) > output.shape[1] else output
+
+
+class _Correlations(Watcher):
+    def __init__(self, rows: str) -> None:
+        self.rows = rows
+        self.terms: dict[Layer, Tensor] = {}
+
+    def forward(self, layer: Layer, x: Tensor, y: Tensor) -> None:
+        self.terms[layer] = least_eigenvalue(arrange(y[0], self.rows))
+
+
+@register(
+    "meco",
+    needs=Needs(data=True),
+    paper="Jiang et al. 2023, NeurIPS",
+    equation="sum over layers of the least eigenvalue of the correlation of one image's features",
+    cost="1 forward (shared with snip) and an eigenvalue problem per layer",
+)
+def meco(probe: Probe, rows: str = "tokens", modules: str = "layers") -> Callable[[], Measured]:
+    """Least eigenvalues of feature correlations; rows of a sequence: tokens, channels, or the fewer of both (min)."""
+    if rows not in ROWS:
+        raise unknown("rows", rows, ROWS)
+    if modules not in MODULES:
+        raise unknown("modules", modules, MODULES)
+    if modules == "all":
+        return lambda: _every_module(probe, rows)
+    watcher = _Correlations(rows)
+    probe.loss.watch(watcher)
+    return lambda: per_block(probe, {layer: watcher.terms[layer] for layer in probe.weighted})
+
+
+@torch.no_grad()
+def _every_module(probe: Probe, rows: str) -> Measured:
+    found: list[Tensor] = []
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        if isinstance(output, Tensor):
+            found.append(least_eigenvalue(arrange(output[0], rows)))
+
+    handles = [module.register_forward_hook(look) for module in probe.net.modules()]
+    try:
+        probe.net(probe.images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Measured(torch.stack(found).sum())
