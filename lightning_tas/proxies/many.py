@@ -153,6 +153,7 @@ class Exact:
     parts: Sequence[Proxy]
     options: Options
     norms: NormCache = field(default_factory=NormCache)
+    memo: dict[object, Any] = field(default_factory=dict)
     together: ClassVar[int] = 1
 
     def rows(self, batch: Sequence[tuple[int, Architecture]]) -> Iterator[Row]:
@@ -160,7 +161,7 @@ class Exact:
         for place, arch in batch:
             with quiet():
                 probe = self.setting.probe(arch)
-                probe.norms = self.norms
+                probe.norms, probe.memo = self.norms, self.memo
                 scores = score_network(self.parts, probe, self.options)
             yield Row(place, arch, *cost(arch, probe.net), scores)
 

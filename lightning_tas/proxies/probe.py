@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.proxies.nuclear import NormCache
 from lightning_tas.proxies.passes import Pass, Watcher
 from lightning_tas.proxies.roles import Layer, block_names, find_layers
 from lightning_tas.randomness import torch_generator
+
+if TYPE_CHECKING:
+    from lightning_tas.spaces import SearchSpace
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,12 @@ class Probe:
     def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, seed: int) -> None:
         self.net, self.images, self.labels, self.seed = net, images, labels, seed
         self.layers: tuple[Layer, ...] = find_layers(net)
-        self.norms = NormCache()  # may be one of many probes whose networks share weights
+        # What follows may be shared by the probes of many networks with the same batch, seed and source of weights.
+        self.norms = NormCache()
+        self.memo: dict[object, Any] = {}
+        # Another private network from the same source, and its supernet's space; None where there is none.
+        self.sibling: Callable[[Architecture], nn.Module] | None = None
+        self.space: SearchSpace | None = None
         self._passes: dict[object, Pass] = {}
         self._notes = Notes()
 

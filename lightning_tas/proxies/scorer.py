@@ -79,7 +79,20 @@ def make_probe(
     place = torch.device(device) if device is not None else _place(net)
     alone = settled(alone, place)
     images, labels = batch_for(alone, seed, images, labels, batch_size)
-    return Probe(alone, images.to(place), labels.to(place), seed)
+    probe = Probe(alone, images.to(place), labels.to(place), seed)
+    probe.space = getattr(net, "space", None)
+    if net is None or hasattr(net, "options"):
+        probe.sibling = lambda other: settled(_sibling(net, other, seed, init, build), place)
+    return probe
+
+
+def _sibling(
+    net: nn.Module | None, arch: Architecture, seed: int, init: str | None, build: Mapping[str, Any] | None
+) -> nn.Module:
+    """A private network of another architecture with weights from the same source; a lone network's are drawn."""
+    if net is None or hasattr(net, "subnet"):
+        return private_network(net, arch, seed, init, build)
+    return fresh(arch, seed, DEFAULT if init in (None, INHERITED) else str(init), _build_options(net))
 
 
 def private_network(
