@@ -48,11 +48,11 @@ def test_reference_weights_for_other_classes_and_the_wrong_kinds(golden: Any, fi
         net.load_reference({k: v for k, v in state.items() if "patch_embed" not in k}, source="autoprox")
     with pytest.raises(tas.UserError, match="'prenas' has weights of supernets of family autoformer"):
         net.load_reference(state, source="prenas")
-    with pytest.raises(tas.UserError, match="source: 'autoprx'.*Did you mean 'autoprox'"):
+    with pytest.raises(tas.UserError, match=r"source: 'autoprx'.*Did you mean 'autoprox'"):
         net.load_reference(state, source="autoprx")
     with torch.device("meta"):
         supernet = tas.supernet("pit_ti" if family == "pit" else "autoprox_autoformer")
-    with pytest.raises(tas.UserError, match="stand-alone networks .* this is one of the supernets"):
+    with pytest.raises(tas.UserError, match=r"stand-alone networks .* this is one of the supernets"):
         supernet.load_reference(state, source="autoprox")
 
 
@@ -66,9 +66,6 @@ def test_maps_shrink_by_half_rounding_up(size: int, grids: list[int]) -> None:
     features = net.forward_features(torch.randn(2, 3, size, size))
     assert seen == [(2, 1 + side * side, width) for side, width in zip(grids, (8, 16, 32), strict=True)]
     assert features.shape == seen[-1] and net.num_features == net.embed_dim == 32
-    assert torch.equal(
-        net(torch.zeros(1, 3, size, size)), net.forward_head(net.forward_features(torch.zeros(1, 3, size, size)))
-    )
 
 
 def test_class_token_has_no_position() -> None:
@@ -144,7 +141,7 @@ def test_impossible_architectures_are_refused_with_numbers(cases: Any) -> None:
             pit(mlp_ratio=32, num_heads=[1, 1, 1]),
             r"hidden width of block 0 of stage 0 \(mlp_ratio 32 x width\): 256 .* 128",
         ),
-        (pit(depth=[1, 1], num_heads=[1, 1]), "stages: 2 .* 3"),
+        (pit(depth=[1, 1], num_heads=[1, 1]), "stages: 2, .* 3"),
         (tas.Architecture.vit(8, [1], [1]), "family 'autoformer' .* 'pit'"),
         (tas.Architecture("pit", pit().stages, mlp_ratio=2), "base_dim: .* has none"),
     ]
