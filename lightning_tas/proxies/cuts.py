@@ -23,7 +23,7 @@ from torch import Tensor
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.families import RULES
-from lightning_tas.proxies.roles import Layer
+from lightning_tas.proxies.roles import NORM, Layer
 from lightning_tas.proxies.slices import prefix
 from lightning_tas.spaces import SearchSpace
 
@@ -146,6 +146,8 @@ class Cuts:
         """(rows, columns) of the slice, of the two-dimensional form that `matrix` gives."""
         rows, columns = weight.shape[0], weight[0].numel()
         width = _width(own)
+        if role == NORM:
+            return width, 1
         if role == "patch_embed":
             return width, columns
         if role == "head":
@@ -161,11 +163,14 @@ class Cuts:
         return (hidden, width) if role == "fc1" else (width, hidden)
 
     def sums(self, layer: Layer, values: Tensor) -> FloatArray:
-        """The sum of `values` (shaped like the layer's weight) over every slice, by 2-D prefix sums in float64."""
+        """The sum of `values` over every slice, by 2-D prefix sums in float64.
+
+        values: shaped like the layer's weight, or like its bias, of which slices take as many entries as rows.
+        """
         cut = self.cut(layer)
         matrix = folded(layer, values).double().sum(0)
         rows, row = np.unique(cut.rows, return_inverse=True)
-        ends, end = np.unique(cut.ends, return_inverse=True)
+        ends, end = np.unique(cut.ends if values.ndim > 1 else np.ones_like(cut.ends), return_inverse=True)
         return prefix(matrix, rows.tolist(), ends.tolist())[row, end].reshape(cut.shape)
 
     def each(self, layer: Layer, values: Sequence[Tensor], function: Callable[..., Tensor]) -> FloatArray:
@@ -221,7 +226,8 @@ def _width(seen: Mapping[str, Any]) -> int:
 
 
 def folded(layer: Layer, values: Tensor) -> Tensor:
-    """A weight-shaped tensor as (parts, rows, columns), so that its slices are ``[:, :rows, :columns]``."""
+    """A tensor shaped like the weight or bias as (parts, rows, columns); slices are ``[:, :rows, :columns]``."""
+    values = values[:, None] if values.ndim == 1 else values
     if layer.role == "qkv":
         return values.unflatten(0, (3, -1))  # stand-alone weights have all queries, then keys, then values
     return values.flatten(1)[None]

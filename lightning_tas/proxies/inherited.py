@@ -22,16 +22,17 @@ from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
-from lightning_tas.errors import UserError
+from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.cuts import Cuts, Total, widest
 from lightning_tas.proxies.dss import Choice
 from lightning_tas.proxies.nuclear import nuclear_norms
 from lightning_tas.proxies.passes import Pass
 from lightning_tas.proxies.probe import Probe, quiet
 from lightning_tas.proxies.registry import Proxy
-from lightning_tas.proxies.roles import Layer
+from lightning_tas.proxies.roles import Layer, block_names
 from lightning_tas.proxies.score import INVALID
 from lightning_tas.proxies.scorer import make_probe
+from lightning_tas.proxies.snip_norm import LOSSES, NORMS
 from lightning_tas.proxies.synflow import ones_pass
 from lightning_tas.proxies.table import Column, Scores
 
@@ -118,12 +119,50 @@ def _dss(cuts: Cuts, probe: Probe, **options: Any) -> Lookup:
     return Lookup(ones, tables)
 
 
+def _snip_norm(cuts: Cuts, probe: Probe, norm: str, loss: str, space: str | None) -> Lookup:
+    """PreNAS, eq. 13, as it is meant there: numerators, too, are of the widest network's gradients."""
+    if space is not None:
+        raise UserError(f"space of snip_norm: {space!r} has no effect with mode='inherited': it is the supernet's")
+    for key, value, valid in (("norm", norm, NORMS), ("loss", loss, LOSSES)):
+        if value not in valid:
+            raise unknown(f"{key} of snip_norm", value, valid)
+    source = probe.logits if loss == "logits" else probe.loss
+    source.want_gradients()
+
+    def saliency(name: str) -> Tensor:
+        return _product(source.gradients[name], source.weights[name]).abs_()
+
+    def tables() -> Tables:
+        found: dict[Layer, npt.NDArray[np.float64]] = {}
+        # Summed in the units of each block, or of each matrix as released.
+        if norm == "l1l1":
+            for layer in probe.of("qkv", "fc1", "fc2"):
+                g, w = source.gradients[layer.weight], source.weights[layer.weight]
+                size = float(g.abs().sum(dtype=torch.float64) * w.abs().sum(dtype=torch.float64))
+                found[layer] = cuts.sums(layer, saliency(layer.weight)) / size
+            return {"value": cuts.total(found)}
+        for number, block in enumerate(block_names(probe.net)):
+            inside = [name for name in source.gradients if name.startswith(f"{block}.")]
+            whole = float(torch.stack([saliency(name).sum() for name in inside]).sum())
+            for layer in (one for one in probe.layers if one.block == number):
+                own = [f"{layer.name}.{kind}" for kind in ("weight", "bias")]
+                sums = [cuts.sums(layer, saliency(name)) for name in own if name in inside]
+                found[layer] = np.sum(sums, axis=0) / whole
+                inside = [name for name in inside if name not in own]
+            for name in inside:  # never cut: relative position tables
+                found[layer] = found[layer] + float(saliency(name).sum()) / whole
+        return {"value": cuts.total(found)}
+
+    return Lookup(source, tables)
+
+
 LOOKUPS: dict[str, Callable[..., Lookup]] = {
     "snip": _snip,
     "plain": _plain,
     "grad_norm": _grad_norm,
     "synflow": _synflow,
     "dss": _dss,
+    "snip_norm": _snip_norm,
 }
 COSTS = ("params", "macs")
 
