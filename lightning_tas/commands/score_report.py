@@ -190,7 +190,7 @@ def plan_table(sizes: Mapping[str, tuple[Size, float]]) -> str:
     rows = [
         [
             name,
-            size.batch_size,
+            size.batch_size or "-",
             " ".join(f"{k}={v}" for k, v in size.options.items()) or "-",
             f"{spent:.3f}",
             size.source,

@@ -12,9 +12,9 @@ from lightning_tas.proxies.registry import proxy
 
 
 class Size(NamedTuple):
-    """Images in the batch, further options of the proxy, and where both are from."""
+    """Images in the batch (None: it looks at none), further options of the proxy, and where both are from."""
 
-    batch_size: int
+    batch_size: int | None
     options: Mapping[str, Any]
     source: str
 
@@ -51,10 +51,11 @@ def groups(names: Sequence[str], bench: BenchConfig) -> list[Group]:
     found: dict[int, list[str]] = {}
     blind = []
     for name in names:
-        if proxy(name).needs.data or (bench.paper and name in PAPER):
-            found.setdefault(size_of(name, bench).batch_size, []).append(name)
-        else:
+        batch_size = size_of(name, bench).batch_size
+        if batch_size is None:
             blind.append(name)
+        else:
+            found.setdefault(batch_size, []).append(name)
     ordered = sorted(found, key=lambda batch: (-len(found[batch]), batch)) or [bench.batch_size]
     members = {batch: tuple(found.get(batch, ())) for batch in ordered}
     members[ordered[0]] = (*blind, *members[ordered[0]])
@@ -64,9 +65,14 @@ def groups(names: Sequence[str], bench: BenchConfig) -> list[Group]:
 
 def size_of(name: str, bench: BenchConfig) -> Size:
     """The batch and options of one proxy; `bench.options` has the last word."""
-    size = Size(bench.batch_size, {"repeat": bench.zen_repeat} if name == "zen" else {}, "bench.batch_size")
     if bench.paper and name in PAPER:
         size = PAPER[name]
+    elif name == "zen":
+        size = Size(bench.batch_size, {"repeat": bench.zen_repeat}, "bench.batch_size, bench.zen_repeat")
+    elif proxy(name).needs.data:
+        size = Size(bench.batch_size, {}, "bench.batch_size")
+    else:
+        size = Size(None, {}, "-")
     return size._replace(options={**size.options, **((bench.options or {}).get(name) or {})})
 
 
