@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_tas.architecture import Architecture, Block, Stage
-from lightning_tas.spaces import Dimension, Predicate, SearchSpace, isotropic
+from lightning_tas.spaces import Dimension, Predicate, SearchSpace, autoprox_pit, isotropic, pit_ti
 
 
 def s3() -> SearchSpace:
@@ -44,28 +44,19 @@ def s3_evolved() -> SearchSpace:
     )
 
 
-_PIT_DIMENSIONS = [
-    Dimension("base_dim", "network", (16, 24, 32, 40)),
-    Dimension("mlp_ratio", "network", (2, 4, 6, 8)),
-    Dimension("num_heads", "stage", (2, 4, 8)),
-    Dimension("depth", "stage", ((1, 2, 3), (4, 6, 8), (2, 4, 6))),
-]
-
-
 def pit() -> SearchSpace:
     """PiT-Ti: pooling is a grouped convolution, so each stage's heads divide the next one's."""
-    return SearchSpace("pit_ti", "pit", _PIT_DIMENSIONS, [Predicate("divides_next", ("num_heads",))], stages=3)
+    return pit_ti()
 
 
 def pit_unconstrained() -> SearchSpace:
     """PiT-Ti as the product of its choices."""
-    return SearchSpace("pit_ti_all", "pit", _PIT_DIMENSIONS, stages=3)
+    return pit_ti(divisible=False)
 
 
 def pit_autoprox() -> SearchSpace:
     """Auto-Prox' PiT benchmark: 12 to 14 blocks in all."""
-    rules = [Predicate("divides_next", ("num_heads",)), Predicate("total_between", ("depth", 12, 14))]
-    return SearchSpace("pit_autoprox", "pit", _PIT_DIMENSIONS, rules, stages=3)
+    return autoprox_pit()
 
 
 def bert() -> SearchSpace:
