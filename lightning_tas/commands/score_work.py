@@ -25,7 +25,9 @@ from lightning_tas.launch import group, provenance
 from lightning_tas.launch.compare import digest
 from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.proxies.initialise import INHERITED, check_method
+from lightning_tas.proxies.many import score_many
 from lightning_tas.proxies.registry import chosen
+from lightning_tas.proxies.table import Scores
 from lightning_tas.randomness import derive
 from lightning_tas.supernets.config import ModelConfig
 
@@ -212,12 +214,9 @@ def score(config: Config, job: Job, folder: Path) -> Results:
 
 def run_pass(
     config: Config, job: Job, one: Pass, folder: Path | None, archs: Sequence[Architecture] | None = None
-) -> Any:
+) -> Scores:
     """Score all networks (or `archs`) as `one` says; with a `folder` its file there is continued."""
-    from lightning_tas.proxies.many import score_many
-
     images, labels = _batch(config, job, one.group.batch_size)
-    kept = {} if folder is None else {"path": folder / one.file, "resume": True, "progress": group.rank() == 0}
     return score_many(
         list(one.group.names),
         job.net,
@@ -230,7 +229,9 @@ def run_pass(
         options={name: dict(options) for name, options in one.group.options.items()},
         device=build.device(config),
         build=dict(job.build) or None,
-        **kept,
+        path=None if folder is None else folder / one.file,
+        resume=True,
+        progress=folder is not None and group.rank() == 0,
     )
 
 
