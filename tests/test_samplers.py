@@ -147,6 +147,13 @@ def test_sandwich_of_a_space(space: tas.SearchSpace) -> None:
     assert sandwich(pair, 0)(7) == [pair.largest(), pair.smallest()]
 
 
+def test_balanced_groups_networks_of_several_stages_by_width_and_depth() -> None:
+    groups = balanced(tas.space("pit_ti").sample(seed=0, n=40)).groups
+    shapes = [{(arch.base_dim, arch.depths, tuple(s.num_heads for s in arch.stages)) for arch in g} for g in groups]
+    widths = [{tuple(b * h for h in heads) for b, _, heads in shape} for shape in shapes]
+    assert len(groups) > 20 and all(len(each) == 1 for each in widths)
+
+
 def test_covers_all_parameters_says_whether_blocks_are_skipped() -> None:
     deep = [arch for arch in LIST if arch.depth == 14]
     assert not uniform(SPACE).covers_all_parameters
@@ -154,6 +161,11 @@ def test_covers_all_parameters_says_whether_blocks_are_skipped() -> None:
     assert not balanced(LIST).covers_all_parameters and not preferred(LIST).covers_all_parameters
     assert balanced(deep).covers_all_parameters and preferred(LIST[:1]).covers_all_parameters
     assert sandwich(None, candidates=LIST).covers_all_parameters
+    # Stages: every one of fixed depth; and none of 12 to 14 blocks is deepest in all of them.
+    assert uniform(tas.space("pit_ti", depth=((1,), (4,), (2,)))).covers_all_parameters
+    assert not uniform(tas.space("pit_ti")).covers_all_parameters
+    assert sandwich(tas.space("pit_ti")).covers_all_parameters
+    assert not sandwich(tas.space("autoprox_pit")).covers_all_parameters
     # The largest by parameters need not be the deepest.
     wide = archs((192, 14, 1), (640, 12, 4))
     assert not sandwich(None, candidates=wide).covers_all_parameters
