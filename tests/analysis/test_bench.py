@@ -121,11 +121,14 @@ def test_labels_of_wide_networks_are_not_used(tmp_path: Path) -> None:
 def test_the_parameter_count_on_vit_bench_101(
     shared: Path, name: str, networks: int, columns: int, taus: tuple[float, ...]
 ) -> None:
-    """Figures of the bench's own README, at 224 px and with the classes of each data set."""
+    """Figures of the bench's own README, at 224 px and with the 100 classes of the score recipes.
+
+    The file has one count of Chaoyang's 2139 test images as 82.9359 % and as 82.936 %: read as different, it gives .565.
+    """
     bench = read_bench(shared / "vit_bench_101" / f"{name}.json")
     assert (len(bench), len(bench.accuracies)) == (networks, columns)
-    for column, tau, classes in zip(KD, taus, (100, 102, 4), strict=True):
-        params = [cost(arch, None, num_classes=classes).params for arch in bench.archs]
+    for column, tau in zip(KD, taus, strict=True):
+        params = [cost(arch, None, num_classes=100).params for arch in bench.archs]
         found = correlate(params, bench.accuracies[column], params, resamples=300)
         assert found.tau_b == pytest.approx(tau, abs=5e-4)
         assert found.low is not None and found.high is not None and found.low < tau < found.high
