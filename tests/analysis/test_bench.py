@@ -123,7 +123,7 @@ def test_the_parameter_count_on_vit_bench_101(
 ) -> None:
     """Figures of the bench's own README, at 224 px and with the 100 classes of the score recipes.
 
-    The file has one count of Chaoyang's 2139 test images as 82.9359 % and as 82.936 %: read as different, it gives .565.
+    The file has one count of Chaoyang's 2139 test images as 82.9359 % and as 82.936 %: read as two, it gives .565.
     """
     bench = read_bench(shared / "vit_bench_101" / f"{name}.json")
     assert (len(bench), len(bench.accuracies)) == (networks, columns)
