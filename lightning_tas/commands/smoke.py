@@ -54,6 +54,8 @@ def overrides(tree: Any) -> dict[str, Any]:
         "select.margin": 5 * margin if margin >= 1 else margin,
         "select.batch_size": 4,
         "select.micro_batch": 2,
+        "scoring.networks": min(int(tree.scoring.networks), 4),
+        "scoring.batch_size": min(int(tree.scoring.batch_size), 4),
         "bench.networks": 6,
         "bench.inits": 2,
         "bench.batch_size": 4,
