@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from lightning_tas.errors import UserError, unknown
@@ -43,7 +44,7 @@ def _exact(probe: Probe) -> Callable[[], Measured]:
 
     def measure() -> Measured:
         return per_block(
-            probe, {layer: loss.gradients[layer.weight].double().square().sum() for layer in probe.weighted}
+            probe, {layer: loss.gradients[layer.weight].square().sum(dtype=torch.float64) for layer in probe.weighted}
         )
 
     return measure
