@@ -227,7 +227,7 @@ def test_a_network_without_gradient_is_invalid(name: str) -> None:
     [
         ("zico", {"batches": 1}, "batches 1"),
         ("zico", {"batches": 6}, "number of images, 5"),
-        ("knas", {"variant": "referense"}, "reference"),
+        ("knas", {"variant": "released"}, "reference"),
         ("knas", {"layers": 3}, "variant"),
     ],
 )
