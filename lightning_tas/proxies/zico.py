@@ -31,7 +31,7 @@ class _Batches(Watcher):
 def inverse_variation(grads: Tensor, batches: int) -> Tensor:
     """A layer's term, from the gradients of single images (B, *weight.shape): log sum_i mean_b |g_i| / std_b(g_i)."""
     means = torch.stack([group.mean(0) for group in grads.tensor_split(batches)]).double()
-    deviation = means.std(0, correction=0)
+    deviation = (means - means.mean(0)).square().mean(0).sqrt()  # `std` over so short an axis is far slower
     return torch.where(deviation > 0, means.abs().mean(0) / deviation, 0.0).sum().log()
 
 
