@@ -47,14 +47,15 @@ def sizes(arch: Architecture, grid: tuple[int, int], width: str = "embed") -> tu
     """Width and number of tokens (class token included) of every block, for a patch grid of the first stage."""
     if width not in WIDTHS:
         raise unknown("sept: width", width, WIDTHS)
+    if width == "qkv" and arch.family not in RULES:
+        raise UserError(f"sept: width 'qkv' is not known for family {arch.family!r}; valid: {', '.join(RULES)}")
     found: list[int] = []
     tokens: list[int] = []
     heads = iter(arch.num_heads)
     grids = stage_grids(grid, len(arch.stages))
     for dim, depth, (rows, columns) in zip(widths(arch), arch.depths, grids, strict=True):
         for _ in range(depth):
-            queries = RULES[arch.family].query_width(dim, int(next(heads)))
-            found.append(dim if width == "embed" else queries)
+            found.append(dim if width == "embed" else RULES[arch.family].query_width(dim, int(next(heads))))
             tokens.append(1 + rows * columns)
     return found, tokens
 

@@ -69,6 +69,10 @@ def test_mistakes() -> None:
     net = tas.network(Architecture.vit(24, [1], [1]), num_classes=3, img_size=32, patch_size=8)
     with pytest.raises(UserError, match="embed"):
         tas.score_one("sept", net, batch_size=1, width="embde")
+    other = Architecture.vit(24, [1], [1], family="elsewhere")
+    assert sizes(other, (2, 2)) == ([24], [5])
+    with pytest.raises(UserError, match="'elsewhere'"):
+        sizes(other, (2, 2), "qkv")
     del net.arch
     with pytest.raises(UserError, match=r"net\.arch"):
         tas.score_one("sept", net, batch_size=1)
