@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,8 +132,7 @@ def register(
 @functools.cache
 def _load() -> None:
     for module in _MODULES:
-        if importlib.util.find_spec(f"lightning_tas.proxies.{module}"):  # WHILE BUILDING: the lead removes this line
-            importlib.import_module(f"lightning_tas.proxies.{module}")
+        importlib.import_module(f"lightning_tas.proxies.{module}")
     for point in entry_points(group="lightning_tas.proxies"):
         point.load()
 
@@ -142,7 +140,16 @@ def _load() -> None:
 def proxies() -> dict[str, Proxy]:
     """All proxies by name, with their metadata, in the order in which tables list them."""
     _load()
-    return dict(_PROXIES)
+
+    def place(one: Proxy) -> int:
+        made = one.combine or one.factory
+        while isinstance(made, functools.partial):
+            made = made.args[0]
+        module = getattr(made, "__module__", "").rpartition(".")[2]
+        return _MODULES.index(module) if module in _MODULES else len(_MODULES)
+
+    # Modules import one another, so the order of registration says nothing.
+    return {one.name: one for one in sorted(_PROXIES.values(), key=place)}
 
 
 def proxy(name: str) -> Proxy:

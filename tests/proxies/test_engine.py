@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -313,3 +315,18 @@ def test_the_batch_is_balanced_and_of_the_seed() -> None:
     assert images.shape == (10, 2, 3, 5) and sorted(labels.tolist()[:8]) == [0, 0, 1, 1, 2, 2, 3, 3]
     again, other = (gaussian_batch(seed, 10, 2, (3, 5), 4)[0] for seed in (0, 1))
     assert torch.equal(images, again) and not torch.equal(images, other)
+
+
+def test_proxies_are_listed_in_a_fixed_order(registered: None) -> None:
+    """Baselines first, whatever was imported first; what others register comes last."""
+
+    @register("foreign", paper="-", equation="-", cost="-", function=True)
+    def foreign(probe: Probe) -> Measured:
+        return Measured(0.0)
+
+    names = list(proxies())
+    assert names[:5] == ["params", "macs", "grad_norm", "snip", "plain"] and names[-1] == "foreign"
+    assert names.index("dss") + 1 == names.index("dss_pp")
+    code = "import lightning_tas.proxies.ntsr, lightning_tas as tas; print(*tas.proxies())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == names[:-1]
