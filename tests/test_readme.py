@@ -12,6 +12,7 @@ import yaml
 from PIL import Image
 
 from lightning_tas.commands.entry import main
+from lightning_tas.proxies import registry
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -31,11 +32,25 @@ def test_the_tour_of_the_python_interface() -> None:
     assert names["alone"](names["torch"].zeros(1, 3, 64, 64)).shape == (1, 10)
 
 
+@pytest.mark.slow
+def test_the_proxies_are_scored_as_shown() -> None:
+    (code,) = [block for block in blocks("python") if "score_many" in block]
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["score"].valid and names["fresh"].valid and len(names["table"]) == 4 and len(names["fast"]) == 100_000
+    (code,) = [block for block in blocks("python") if '@register("widths"' in block]
+    exec(compile(code, "README.md", "exec"), {})
+    try:
+        assert names["tas"].score_one("widths", names["net"], names["arch"]).value > 0
+    finally:
+        del registry._PROXIES["widths"]
+
+
 def test_registering_a_data_set() -> None:
     from lightning_tas.data import TASDataModule
     from lightning_tas.data.config import DataConfig
 
-    (code,) = [block for block in blocks("python") if "@register" in block]
+    (code,) = [block for block in blocks("python") if '@register("mine")' in block]
     images = [(Image.new("RGB", (32, 32), (40 * i, 0, 0)), i % 2) for i in range(12)]
     exec(compile(code, "README.md", "exec"), {"train_set": images, "test_set": images})
     data = TASDataModule(DataConfig(name="mine", batch_size=4, search_val=2))
@@ -67,11 +82,11 @@ def test_the_listed_commands_name_real_modules_recipes_and_keys() -> None:
     assert len(calls) >= 8
     for call in calls:
         _, _, module, *arguments = shlex.split(call)
-        assert module.removeprefix("lightning_tas.") in {"fit", "evaluate", "export"}
+        assert module.removeprefix("lightning_tas.") in {"fit", "evaluate", "export", "score"}
         for argument in arguments:
             if argument in ("--help", "-m"):
                 continue
             key, _, value = argument.partition("=")
-            assert key in valid, call
+            assert key in valid or (module, key) == ("lightning_tas.score", "bench"), call
             if key == "recipe" and not value.startswith("./"):
                 assert set(value.split(",")) <= set(recipes.packaged()), call

@@ -145,7 +145,7 @@ def proxies() -> dict[str, Proxy]:
         made = one.combine or one.factory
         while isinstance(made, functools.partial):
             made = made.args[0]
-        module = getattr(made, "__module__", "").rpartition(".")[2]
+        module = str(getattr(made, "__module__", None)).rpartition(".")[2]
         return _MODULES.index(module) if module in _MODULES else len(_MODULES)
 
     # Modules import one another, so the order of registration says nothing.
