@@ -88,8 +88,8 @@ def test_released_dss_is_its_formula(small: Any) -> None:
 
 def test_wrong_and_ignored_options() -> None:
     arch, build = tas.Architecture.vit(24, [1], [2]), {"img_size": 32, "num_classes": 3}
-    with pytest.raises(UserError, match=r"mode of dss.*'relased'.*released"):
-        tas.score_one("dss", None, arch, build=build, mode="relased")
+    with pytest.raises(UserError, match=r"mode of dss.*'release'.*released"):
+        tas.score_one("dss", None, arch, build=build, mode="release")
     with pytest.raises(UserError, match=r"qkv of dss.*'fuse'"):
         tas.score_one("dss", None, arch, build=build, qkv="fuse")
     with pytest.raises(UserError, match=r"layers of dss"):
