@@ -261,7 +261,9 @@ def build_tables(
             )
     with quiet():
         probe = make_probe(net, widest(net.space), seed, images, labels, batch_size, init, device)  # type: ignore[arg-type]
-        return InheritedTables(parts, probe, net, options)
+        tables = InheritedTables(parts, probe, net, options)
+        probe.release()
+        return tables
 
 
 def agreement(exact: Scores, inherited: Scores, name: str) -> float:

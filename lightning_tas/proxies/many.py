@@ -163,6 +163,7 @@ class Exact:
                 probe = self.setting.probe(arch)
                 probe.norms, probe.memo = self.norms, self.memo
                 scores = score_network(self.parts, probe, self.options)
+            probe.release()
             yield Row(place, arch, *cost(arch, probe.net), scores)
 
 

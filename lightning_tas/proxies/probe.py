@@ -119,6 +119,10 @@ class Probe:
         """Sum of all logits of the batch."""
         return self.shared("logits", lambda: Pass(self, torch.sum, self.images))
 
+    def release(self) -> None:
+        """Drop the passes. They refer to this probe, so its memory would wait for the collector of cycles."""
+        self._passes.clear()
+
     def note(self, one: Pass) -> None:
         """Remember that the proxy being constructed or called uses this pass."""
         if one not in self._notes.passes:

@@ -23,6 +23,7 @@ FAMILIES = ("autoformer", "autoprox_vit", "pit")
 NAMES = tuple(tas.proxies())
 PAIRS = [(name, family) for name in NAMES for family in FAMILIES]
 BATCH = 4
+SURROUNDINGS = ("no_grad", "autocast", "inference_mode")
 # Every image has a region of its own on these networks, whatever the images: the count is the batch size.
 SATURATED = {"te_regions"}
 # Compares with the supernet's largest network, which a network alone does not know.
