@@ -82,6 +82,7 @@ def auto_prox_a(probe: Probe, reduce: str = "sum", layer_reduce: str = "mean") -
     equation="||sigmoid(W_qkv)||_F - mean log softmax(row norms of W_mlp), per block",
     cost="the weights alone",
     function=True,
+    light=True,
 )
 def auto_prox_p(probe: Probe, layer_reduce: str = "mean") -> Measured:
     """The proxy found on PiT, hardly more than a count of parameters: ||sigmoid(W)||_F is about sqrt(numel) / 2.

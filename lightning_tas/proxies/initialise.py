@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -31,12 +32,14 @@ METHODS: dict[str, Callable[[Tensor], Any]] = {
     "kaiming_uniform": nn.init.kaiming_uniform_,
 }
 """Rules for weight matrices; "normal" is N(0, 1)."""
+_GENERATOR = RLock()
 
 
 @contextmanager
 def seeded(seed: int, *purpose: int | str) -> Iterator[None]:
     """Draw from torch's CPU generator as a function of (seed, purpose), leaving it as it was."""
-    with torch.random.fork_rng(devices=[]):
+    # The generator is the process's: threads take turns.
+    with _GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, *purpose))
         yield
 

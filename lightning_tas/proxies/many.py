@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -122,6 +123,12 @@ class Setting:
         self._drawn[arch.family] = (probe.images, probe.labels)
         return probe
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether networks are scored on the CPU."""
+        place = self.device or (next(self.net.parameters()).device if self.net is not None else "cpu")
+        return torch.device(place).type == "cpu"
+
     def tables(self, parts: Sequence[Proxy], options: Options) -> InheritedTables:
         """The tables of the supernet's inherited weights."""
         if self.build:
@@ -147,24 +154,47 @@ class Setting:
 
 @dataclass
 class Exact:
-    """Scores one network after the other, each by its own passes."""
+    """Scores networks by their own passes: one after the other, or, where all proxies are light, side by side.
+
+    A pass of one image keeps no two cores busy, but two networks do: on CPUs each thread then takes a network.
+    """
 
     setting: Setting
     parts: Sequence[Proxy]
     options: Options
     norms: NormCache = field(default_factory=NormCache)
     memo: dict[object, Any] = field(default_factory=dict)
-    together: ClassVar[int] = 1
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.setting.on_cpu and all(part.light for part in self.parts):
+            self.threads = torch.get_num_threads()
+
+    @property
+    def together(self) -> int:
+        """How many networks to hand over at a time."""
+        return 1 if self.threads == 1 else 4 * self.threads
 
     def rows(self, batch: Sequence[tuple[int, Architecture]]) -> Iterator[Row]:
         """Rows of the networks at these places."""
-        for place, arch in batch:
-            with quiet():
-                probe = self.setting.probe(arch)
-                probe.norms, probe.memo = self.norms, self.memo
-                scores = score_network(self.parts, probe, self.options)
-            probe.release()
-            yield Row(place, arch, *cost(arch, probe.net), scores)
+        with quiet():
+            if self.threads == 1:
+                yield from map(self._row, batch)
+                return
+            try:
+                # The number of threads is each thread's own; also of the last network, which would else differ.
+                with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                    yield from pool.map(self._row, batch)
+            finally:
+                torch.set_num_threads(self.threads)
+
+    def _row(self, one: tuple[int, Architecture]) -> Row:
+        place, arch = one
+        probe = self.setting.probe(arch)
+        probe.norms, probe.memo = self.norms, self.memo
+        scores = score_network(self.parts, probe, self.options)
+        probe.release()
+        return Row(place, arch, *cost(arch, probe.net), scores)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -71,6 +72,7 @@ class NormCache:
 
     def __init__(self) -> None:
         self._norms: OrderedDict[tuple[object, ...], float] = OrderedDict()
+        self._lock = Lock()  # of threads that score networks side by side
         self.computed = 0
 
     def __len__(self) -> int:
@@ -82,16 +84,19 @@ class NormCache:
             return nuclear_norms(matrices)
         prints = torch.stack([f(m) for m in matrices for f in (_sum, _length)]).reshape(-1, 2).tolist()
         keys = [(name, *m.shape, *own) for name, m, own in zip(names, matrices, prints, strict=True)]
-        new = {key: m for key, m in zip(keys, matrices, strict=True) if key not in self._norms}
+        with self._lock:
+            known = {key: self._norms[key] for key in keys if key in self._norms}
+        new = {key: m for key, m in zip(keys, matrices, strict=True) if key not in known}
         self.computed += len(new)
         found = nuclear_norms(list(new.values())).tolist() if new else []
-        self._norms.update(zip(new, found, strict=True))
-        for key in keys:
-            self._norms.move_to_end(key)
-        values = torch.tensor([self._norms[key] for key in keys], dtype=torch.float64, device=matrices[0].device)
-        while len(self._norms) > _KEPT:
-            self._norms.popitem(last=False)
-        return values
+        with self._lock:
+            self._norms.update({**known, **dict(zip(new, found, strict=True))})
+            for key in keys:
+                self._norms.move_to_end(key)
+            values = [self._norms[key] for key in keys]
+            while len(self._norms) > _KEPT:
+                self._norms.popitem(last=False)
+        return torch.tensor(values, dtype=torch.float64, device=matrices[0].device)
 
 
 def _sum(matrix: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ class Proxy:
     higher_is_better: of the formula as published (scores are flipped where it is False). deterministic: no randomness
     besides the network's weights and the batch. cost: in forward and backward passes. combines: names of the proxies
     whose raw quantities (`Score.extras`, as "proxy.quantity") a rank-combined one ranks. unsupported: family of
-    architectures to the reason why the proxy says nothing there.
+    architectures to the reason why the proxy says nothing there. light: it looks at one image or none and changes
+    nothing of the process, not even for a while, so networks may be scored by it side by side in threads.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Proxy:
     summary: str
     combines: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
+    light: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     factory: Factory | None = field(default=None, repr=False, compare=False)
     combine: Combine | None = field(default=None, repr=False, compare=False)
@@ -98,6 +100,7 @@ def register(
     combines: Sequence[str] = (),
     unsupported: Mapping[str, str] | None = None,
     function: bool = False,
+    light: bool = False,
 ) -> Callable[[F], F]:
     """Decorator of a factory, of a plain ``function(probe, **options)``, or (with `combines`) of a `Combine` rule."""
 
@@ -120,6 +123,7 @@ def register(
             (inspect.getdoc(made) or "").split("\n")[0],
             tuple(combines),
             dict(unsupported or {}),
+            light,
             options,
             factory,
             made if combines else None,

@@ -33,6 +33,7 @@ WIDTHS = ("embed", "qkv")
     equation="log sum_l d_l + log sum_l (d_l^(T+1) - 1) / (d_l - 1)",
     cost="none",
     function=True,
+    light=True,
 )
 def sept(probe: Probe, width: str = "embed") -> Measured:
     """Bound of the separation rank. `width`: d_l is the block's "embed" width, or that of its queries, "qkv"."""

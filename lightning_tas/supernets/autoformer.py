@@ -21,7 +21,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.families import AUTOFORMER, AUTOPROX_VIT
 from lightning_tas.supernets.elastic import ElasticLayerNorm, ElasticLinear, ElasticPatchEmbed
 from lightning_tas.supernets.elastic_blocks import ElasticBlock
-from lightning_tas.supernets.elastic_network import ElasticNetwork, copied
+from lightning_tas.supernets.elastic_network import ElasticNetwork
 from lightning_tas.supernets.registry import register_family
 from lightning_tas.supernets.vision_transformer import (
     FAMILIES,
@@ -109,4 +109,4 @@ class ElasticViT(ElasticNetwork):
             state |= {f"blocks.{i}.{k}": v for k, v in block.cut(d, heads, ratio, self.bias_rule).items()}
         state |= {f"norm.{k}": v[:d] for k, v in self.norm.named_parameters()}
         state |= {f"head.{k}": v[:, :d] if k == "weight" else v for k, v in self.head.named_parameters()}
-        return copied(state)
+        return self.copied(state)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
@@ -110,12 +111,28 @@ class ElasticNetwork(ImageNetwork):
         """The stand-alone network of `arch` with copied weights, in this network's mode; draws no random numbers."""
         self.check(arch)
         options = {**self.options, "allocated": self.allocated, "bias_rule": "regroup"}
-        with torch.device("meta"):
+        with torch.device("meta"), _Unfilled():
             net = self._alone(arch, **options)
         net.load_state_dict(self.subnet_state(arch), assign=True)
         return net.train(self.training)
 
+    def copied(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Contiguous copies of slices of the shared weights, without their graph; what is a copy already stays."""
+        shared = {parameter.untyped_storage().data_ptr() for parameter in self.parameters()}
+        copies = {}
+        for key, value in state.items():
+            kept = value.is_contiguous() and value.untyped_storage().data_ptr() not in shared
+            copies[key] = value.detach() if kept else value.detach().clone(memory_format=torch.contiguous_format)
+        return copies
 
-def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies of slices, without their graph."""
-    return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+
+class _Unfilled(TorchFunctionMode):
+    """Layers made inside are not initialised: on the meta device that takes as long as all the rest."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

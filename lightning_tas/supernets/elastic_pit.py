@@ -22,7 +22,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.families import widths
 from lightning_tas.supernets.elastic import ElasticLayerNorm, ElasticLinear, ElasticPatchEmbed
 from lightning_tas.supernets.elastic_blocks import ElasticBlock
-from lightning_tas.supernets.elastic_network import ElasticNetwork, copied
+from lightning_tas.supernets.elastic_network import ElasticNetwork
 from lightning_tas.supernets.pit import (
     FAMILY,
     PoolingTransformer,
@@ -155,4 +155,4 @@ class ElasticPiT(ElasticNetwork):
             }
         state |= {f"norm.{k}": v[: dims[-1]] for k, v in self.norm.named_parameters()}
         state |= {f"head.{k}": v[:, : dims[-1]] if k == "weight" else v for k, v in self.head.named_parameters()}
-        return copied(state)
+        return self.copied(state)

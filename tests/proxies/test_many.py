@@ -345,3 +345,29 @@ def test_options_reach_the_proxies() -> None:
     expected = [tas.score_one("dss", net, arch, qkv="split").value for arch in archs(3)]
     assert split.value("dss").tolist() == expected
     assert (split.value("dss") != tas.score_many("dss", net, archs(3)).value("dss")).all()
+
+
+@pytest.mark.parametrize("given", ["supernet", "fresh"])
+def test_light_proxies_score_networks_side_by_side(given: str, tmp_path: Path) -> None:
+    """Two threads, a network each: the numbers, their order and the file are those of one thread."""
+    net = supernet() if given == "supernet" else None
+    archs = supernet().space.sample(4, n=11)
+    names = ["params", "dss", "synflow", "sept", "auto_prox_p"]
+    kind: Any = (
+        {"init": None}
+        if net is not None
+        else {"init": "kaiming_normal", "build": {"num_classes": 5, "img_size": 16, "patch_size": 8}}
+    )
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    alone = tas.score_many(names, net, archs, **kind)
+    try:
+        torch.set_num_threads(2)
+        both = tas.score_many(names, net, archs, path=tmp_path / "scores.csv", **kind)
+        assert torch.get_num_threads() == 2
+        heavy = tas.score_many(["dss", "snip"], net, archs[:2], batch_size=2, **kind)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for name in names:
+        assert both.value(name).tolist() == alone.value(name).tolist() and both.archs == archs
+    np.testing.assert_allclose(heavy.value("dss"), alone.value("dss")[:2], rtol=1e-6)
