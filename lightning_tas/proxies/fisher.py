@@ -1,6 +1,6 @@
 """Fisher information of the layers' outputs (Theis et al. 2018, "Faster gaze prediction ... and Fisher pruning").
 
-Removing output channel c of a layer changes the loss by about (their equation 6; B images, a the activation)
+Removing output channel c of a layer changes the loss by about (b images, a the activation)
 
     Delta_c = 1/2 mean_b ( sum_t a_btc dL/da_btc )^2
 
@@ -42,7 +42,7 @@ class _Fisher(Watcher):
     "fisher",
     needs=Needs(data=True, labels=True, backward=True),
     paper="Theis et al. 2018, https://arxiv.org/abs/1801.05787",
-    equation="sum over channels of 1/2 mean_b (sum_t a * dL/da)^2, equation 6",
+    equation="sum over channels of 1/2 mean_b (sum_t a * dL/da)^2",
     cost="1 forward and backward (shared with snip)",
 )
 def fisher(probe: Probe, ref_axis: bool = False, broadcast: bool = False) -> Callable[[], Measured]:

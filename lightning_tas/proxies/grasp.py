@@ -1,8 +1,8 @@
 """GraSP (Wang et al. 2020, "Picking Winning Tickets Before Training by Preserving Gradient Flow"): -w . Hg.
 
-Removing weight w_q changes the gradient's flow ||g||^2 by about -2 w_q (H g)_q (their equation 8, without the 2), H
-being the Hessian of the loss and g its gradient, both in the layers' weight matrices alone. As a score of networks
-(Abdelfattah et al. 2021) these are summed with the sign of the paper:
+Removing weight w_q changes the gradient's flow ||g||^2 by about -2 w_q (H g)_q, H being the Hessian of the loss and g
+its gradient, both in the layers' weight matrices alone. As a score of networks (Abdelfattah et al. 2021) these are
+summed, without the 2 and with the paper's sign:
 
     GraSP = sum_q - w_q (H g)_q        H g = d/dw <g(w), g>, the second g held fixed
 """
@@ -25,7 +25,7 @@ from lightning_tas.proxies.registry import Needs, register
     "grasp",
     needs=Needs(data=True, labels=True, backward=True),
     paper="Wang et al. 2020, https://arxiv.org/abs/2002.07376",
-    equation="sum -W * (H g), equation 8",
+    equation="sum -W * (H g)",
     cost="1 forward, backward and backward of the backward: about 4 forwards and backwards",
 )
 def grasp(probe: Probe, temperature: float = 1.0) -> Callable[[], Measured]:

@@ -1,4 +1,4 @@
-"""Length distortion (Chen et al. 2022, "Auto-scaling Vision Transformers without Training", As-ViT, section 3.2).
+"""Length distortion (Chen et al. 2022, "Auto-scaling Vision Transformers without Training", As-ViT).
 
 How much longer a network makes a curve. The curve is the unit circle in a random plane of the images' space,
 
@@ -86,7 +86,7 @@ def curve_length(net: nn.Module, x: Tensor, dx: Tensor) -> Tensor:
     # Fused attention kernels have no forward-mode derivative; torch warns of itself when it first takes one.
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        _, speed = jvp(lambda images: features(net, weights, images, pooled=True), (x,), (dx,))
+        speed = jvp(lambda images: features(net, weights, images, pooled=True), (x,), (dx,))[1]
     return speed.double().norm(dim=1).sum()
 
 

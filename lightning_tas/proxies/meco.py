@@ -37,11 +37,11 @@ def least_eigenvalue(rows: Tensor) -> Tensor:
 
 def arrange(output: Tensor, rows: str) -> Tensor:
     """One image's output as (rows, observations): a map (C, H, W), tokens (N, C) or a vector (C,)."""
-    if output.ndim == 2:
-        output = output.t() if rows == "channels" else output
-    else:
-        output = output.flatten(1) if output.ndim > 2 else output[:, None]
-    return output.t() if rows == "min" and len(output) > output.shape[1] else output
+    if output.ndim == 1:
+        return output[:, None]
+    found = output.flatten(1)
+    across = (rows == "channels" and output.ndim == 2) or (rows == "min" and len(found) > found.shape[1])
+    return found.t() if across else found
 
 
 class _Correlations(Watcher):

@@ -1,7 +1,7 @@
 """NASWOT (Mellor et al. 2021, "Neural Architecture Search without Training"): do activations tell images apart?
 
-Each image has a binary code, bit by bit whether an activation function's input is positive. Their equation 2, summed
-over the layers with an activation function (x: codes, B x bits):
+Each image has a binary code, bit by bit whether an activation function's input is positive. Summed over the
+layers with an activation function (x: codes, B x bits):
 
     K = sum_layers x x^T + (1 - x) (1 - x)^T        NASWOT = log |det K|
 
@@ -52,7 +52,7 @@ class _Codes(Watcher):
     "naswot",
     needs=Needs(data=True),
     paper="Mellor et al. 2021, https://arxiv.org/abs/2006.04647",
-    equation="log |det K|, K = sum over layers of x x^T + (1 - x)(1 - x)^T, equation 2",
+    equation="log |det K|, K = sum over layers of x x^T + (1 - x)(1 - x)^T",
     cost="1 forward (shared with snip)",
 )
 def naswot(probe: Probe, redraw: bool = False) -> Callable[[], Measured]:
