@@ -10,6 +10,7 @@ summed, without the 2 and with the paper's sign:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_tas.errors import UserError
 from lightning_tas.proxies.probe import Measured, Probe, per_block
 from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.sample_norms import dead_layer
 
 
 @register(
@@ -47,6 +49,7 @@ def grasp(probe: Probe, temperature: float = 1.0) -> Callable[[], Measured]:
             layer: -(weight.detach() * h).sum(dtype=torch.float64)
             for (layer, weight), h in zip(weights.items(), second, strict=True)
         }
-        return per_block(probe, terms)
+        reached = {layer: g.detach().norm() for layer, g in zip(weights, first, strict=True)}
+        return replace(per_block(probe, terms), reason=dead_layer(reached, probe.weighted))
 
     return measure

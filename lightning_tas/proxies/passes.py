@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lightning_tas.proxies.probe import Probe
 
 Objective = Callable[[Tensor], Tensor]
+_DEAD, _ALIVE, _BROKEN = 0, 1, 2
+_FLAWS = {_DEAD: "no gradient reaches layer {}", _BROKEN: "the gradient of layer {} is not finite"}
 
 
 class Watcher:
@@ -86,11 +88,12 @@ class Pass:
         self._want_images = False
         self._done = False
         self._gradients: dict[str, Tensor] = {}
-        self._reached: dict[Layer, Tensor] = {}  # by gradients of single images: whether any is not zero
+        self._reached: dict[tuple[str, str], Tensor] = {}  # by (kind of gradient, layer): its `_state`
         self._image_gradients: Tensor | None = None
         self._values: dict[str, Tensor] = {}
         self._output: Tensor | None = None
-        self._flaw: str | None = None
+        self._finite = True
+        self._bad: dict[tuple[str, str], int] = {}  # the states that no proxy can do with
         self._seconds = 0.0
 
     # --- before the run -----------------------------------------------------------------------------------------------
@@ -100,14 +103,14 @@ class Pass:
         assert not self._done, "a pass can only be watched before it runs: construct all proxies first"
         self._watchers.append(watcher)
         self._probe.note(self)
-        self._probe.note_watcher(watcher)
+        self._probe.note_watcher(self, watcher)
 
     def want_gradients(self, names: Iterable[str] | None = None) -> None:
         """Compute the gradients of all parameters, or at least of those called `names`."""
         wanted = {name for name, _ in self._probe.net.named_parameters()} if names is None else set(names)
         assert not self._done or wanted <= self._wanted, "ask for gradients before the pass runs"
         self._wanted |= wanted
-        self._probe.note(self)
+        self._probe.note(self, wanted)
 
     def want_image_gradients(self) -> None:
         """Compute the gradient of the images."""
@@ -148,8 +151,24 @@ class Pass:
     @property
     def flaw(self) -> str | None:
         """Why nothing computed from this pass can be trusted, or None."""
+        return self.flaw_for(self._wanted, self._watchers)
+
+    def flaw_for(self, wanted: Iterable[str], watchers: Iterable[Watcher]) -> str | None:
+        """Why what these gradients and watchers give cannot be trusted, or None.
+
+        Not finite, or a layer that no gradient reaches: a zero by accident is no score. Gradients do not concern those
+        who look at the forward pass alone.
+        """
         self.run()
-        return self._flaw
+        if not self._finite:
+            return "the network's output is not finite"
+        names, kinds = set(wanted), [(kind, w) for w in watchers if (kind := _kind(w)) is not None]
+        for layer in self._probe.layers:
+            looked = [kind for kind, w in kinds if w.wants(layer)] + ["weight"] * (layer.weight in names)
+            states = [self._bad[kind, layer.name] for kind in looked if (kind, layer.name) in self._bad]
+            if states:
+                return _FLAWS[states[0]].format(layer.name)
+        return None
 
     @property
     def own_seconds(self) -> float:
@@ -186,7 +205,7 @@ class Pass:
                 handle.remove()
         self._output = output.detach()
         self._values = {name: value.detach() for name, value in values.items()}
-        self._flaw = self._find_flaw(objective.detach())
+        self._judge(objective.detach())
         self._seconds = time.perf_counter() - began
 
     def _leaves(self, net: nn.Module, backward: bool) -> tuple[dict[str, Tensor], Tensor]:
@@ -240,6 +259,8 @@ class Pass:
         def seen(kept: list[Tensor | None], gradient: Tensor) -> None:
             y, x = kept.pop(), kept.pop()  # taken out: the graph outlives its backward pass, activations need not
             assert x is not None
+            if back:
+                self._reached["output", layer.name] = _state(gradient)
             for watcher in back:
                 _timed(watcher, watcher.backward, layer, x, y, gradient)
             for watcher in flow:
@@ -247,7 +268,7 @@ class Pass:
             if per_sample:
                 began = time.perf_counter()
                 grads = sample_gradients(layer.module, x, gradient)
-                self._reached[layer] = _any(grads)
+                self._reached["samples", layer.name] = _state(grads)
                 spent = time.perf_counter() - began
                 for watcher in per_sample:
                     watcher.seconds += spent if watcher is per_sample[0] else 0.0
@@ -255,25 +276,31 @@ class Pass:
 
         return after
 
-    def _find_flaw(self, objective: Tensor) -> str | None:
-        """Not finite, or a layer that no gradient reaches: a zero by accident is no score. One look at the device."""
-        facts = [objective.isfinite().all()]
-        layers = [layer for layer in self._probe.layers if layer.role != NORM and layer.weight in self._gradients]
-        facts += [_any(self._gradients[layer.weight]) for layer in layers]
-        per_sample = [w for w in self._watchers if _overrides(w, "samples")]
-        layers += (watched := [layer for layer in self._probe.layers if any(w.wants(layer) for w in per_sample)])
-        facts += [self._reached.get(layer, torch.zeros_like(facts[0])) for layer in watched]
-        finite, *alive = torch.stack([fact.reshape(()) for fact in facts]).tolist()
-        if not finite:
-            return "the network's output is not finite"
-        dead = [layer.name for layer, ok in zip(layers, alive, strict=True) if not ok]
-        return f"no gradient reaches layer {dead[0]}" if dead else None
+    def _judge(self, objective: Tensor) -> None:
+        """Is the objective finite, and are gradients, and which layers do none reach? One look at the device."""
+        facts = {("weight", o.name): _state(self._gradients[o.weight]) for o in self._of_gradients()} | self._reached
+        finite, *states = torch.stack([f.reshape(()).int() for f in (objective.isfinite(), *facts.values())]).tolist()
+        self._finite = bool(finite)
+        self._bad = {key: state for key, state in zip(facts, states, strict=True) if state != _ALIVE}
+        for kind, watcher in ((_kind(w), w) for w in self._watchers):
+            if kind is not None:
+                looked = [(kind, layer.name) for layer in self._probe.layers if watcher.wants(layer)]
+                self._bad |= {key: _DEAD for key in looked if key not in facts}
+
+    def _of_gradients(self) -> list[Layer]:
+        return [layer for layer in self._probe.layers if layer.role != NORM and layer.weight in self._gradients]
 
 
-def _any(values: Tensor) -> Tensor:
-    """``values.any()``, which takes four times as long for floats; NaN counts as something."""
+def _kind(watcher: Watcher) -> str | None:
+    """The gradient that a watcher cannot do without: of single images, or of the outputs."""
+    return "samples" if _overrides(watcher, "samples") else "output" if _overrides(watcher, "backward") else None
+
+
+def _state(values: Tensor) -> Tensor:
+    """Whether a gradient is zero everywhere, something, or somewhere not finite; the cheapest way for floats."""
     low, high = values.aminmax()
-    return (low != 0) | (high != 0)
+    finite = low.isfinite() & high.isfinite()  # NaN goes through the extremes
+    return torch.where(finite, (low != 0) | (high != 0), _BROKEN)
 
 
 def _forward(net: nn.Module, weights: dict[str, Tensor], images: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,20 +39,24 @@ class Measured:
 
 @dataclass
 class Notes:
-    """What one proxy uses."""
+    """What one proxy uses: passes with the gradients wanted of them, and watchers with the pass that they watch."""
 
-    passes: list[Pass] = field(default_factory=list)
-    watchers: list[Watcher] = field(default_factory=list)
+    passes: dict[Pass, set[str]] = field(default_factory=dict)
+    watchers: list[tuple[Pass, Watcher]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
         """What the passes take with nobody else watching them, once they have run."""
-        return sum(one.own_seconds for one in self.passes) + sum(watcher.seconds for watcher in self.watchers)
+        return sum(one.own_seconds for one in self.passes) + sum(watcher.seconds for _, watcher in self.watchers)
 
     @property
     def flaw(self) -> str | None:
-        """Why nothing computed from the passes can be trusted, or None."""
-        return next((one.flaw for one in self.passes if one.flaw is not None), None)
+        """Why nothing computed from the passes can be trusted, or None; what others want of them does not count."""
+        for one, wanted in self.passes.items():
+            flaw = one.flaw_for(wanted, [watcher for watched, watcher in self.watchers if watched is one])
+            if flaw is not None:
+                return flaw
+        return None
 
 
 class Probe:
@@ -123,14 +127,13 @@ class Probe:
         """Drop the passes. They refer to this probe, so its memory would wait for the collector of cycles."""
         self._passes.clear()
 
-    def note(self, one: Pass) -> None:
-        """Remember that the proxy being constructed or called uses this pass."""
-        if one not in self._notes.passes:
-            self._notes.passes.append(one)
+    def note(self, one: Pass, wanted: Iterable[str] = ()) -> None:
+        """Remember that the proxy being constructed or called uses this pass, and `wanted` gradients of it."""
+        self._notes.passes.setdefault(one, set()).update(wanted)
 
-    def note_watcher(self, watcher: Watcher) -> None:
-        """Remember that the proxy being constructed watches by `watcher`."""
-        self._notes.watchers.append(watcher)
+    def note_watcher(self, one: Pass, watcher: Watcher) -> None:
+        """Remember that the proxy being constructed watches a pass by `watcher`."""
+        self._notes.watchers.append((one, watcher))
 
     @contextmanager
     def noting(self) -> Iterator[Notes]:
@@ -195,7 +198,7 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _no_autocast() -> Iterator[None]:
     with torch.autocast("cpu", enabled=False):
-        if torch.cuda.is_available():
+        if torch.is_autocast_enabled("cuda"):
             with torch.autocast("cuda", enabled=False):
                 yield
         else:

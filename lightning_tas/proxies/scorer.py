@@ -183,12 +183,15 @@ def score_network(chosen: Sequence[Proxy], probe: Probe, options: Options | None
     for one, measure, notes, constructed in made:
         for shared in notes.passes:
             shared.run()
+        flaw = notes.flaw
+        if flaw is not None:  # formulas need not bear what is not finite
+            scores[one.name] = Score.invalid(flaw, constructed + notes.seconds)
+            continue
         began = time.perf_counter()
         with probe.noting() as later:  # passes made and run by the formula itself: their time is in its own
             measured = measure()
         spent = constructed + notes.seconds + time.perf_counter() - began
-        flaws = (measured.reason, notes.flaw, later.flaw)
-        scores[one.name] = _score(one, measured, spent, next((flaw for flaw in flaws if flaw is not None), None))
+        scores[one.name] = _score(one, measured, spent, measured.reason or later.flaw)
     return {one.name: scores[one.name] for one in chosen}
 
 

@@ -17,7 +17,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.proxies import registry
 from lightning_tas.proxies.initialise import METHODS, fresh
-from lightning_tas.proxies.passes import Watcher, sample_gradients
+from lightning_tas.proxies.passes import Pass, Watcher, sample_gradients
 from lightning_tas.proxies.probe import Measured, Probe, gaussian_batch, quiet
 from lightning_tas.proxies.registry import Needs, chosen, proxies, register
 from lightning_tas.proxies.roles import Layer, block_names, find_layers
@@ -211,6 +211,26 @@ def test_a_zero_because_no_gradient_arrives_is_no_score() -> None:
     for name in ("snip", "plain", "grad_norm"):
         score = score_one(name, net)
         assert not score.valid and "no gradient reaches layer patch_embed.proj" in score.reason
+
+
+class Signs(Watcher):
+    """Sees gradients of single images."""
+
+    def samples(self, layer: Layer, grads: Tensor) -> None:
+        pass
+
+
+def test_gradients_that_are_not_finite_are_told_from_none() -> None:
+    """Of a finite objective: the root has no derivative at 0. Signs and comparisons would hide it."""
+    with quiet():
+        probe = make_probe(network(), None, 0, batch_size=2)
+        one = Pass(probe, lambda y: (0 * y.sum()).sqrt(), probe.images)
+        one.want_gradients(["head.weight"])
+        signs = Signs()
+        one.watch(signs)
+        assert one.flaw_for(["head.weight"], []) == "the gradient of layer head is not finite"
+        assert one.flaw_for([], [signs]) == "the gradient of layer patch_embed.proj is not finite"
+        assert one.flaw_for([], []) is None
 
 
 def test_unsupported_pairs_say_why(registered: None) -> None:
