@@ -19,7 +19,7 @@ _KEPT = 4096  # entries of a memo; a whole space of the largest supernets has 12
 
 
 def nuclear_norms(matrices: Sequence[Tensor]) -> Tensor:
-    """||A||_* of every matrix (rows, columns), float64 (n,) on the matrices' device.
+    """||A||_* of every matrix (rows, columns), float64 (n,) on the matrices' device; NaN where one is not finite.
 
     The result for a matrix depends neither on the others nor on the number of threads.
     """
@@ -35,6 +35,8 @@ def nuclear_norms(matrices: Sequence[Tensor]) -> Tensor:
 def _from_gram(matrix: Tensor) -> Tensor:
     a = matrix.double()
     gram = a.t() @ a if a.shape[0] >= a.shape[1] else a @ a.t()
+    if not gram.isfinite().all():  # at which the eigensolver raises
+        return gram.new_full((), torch.nan)
     # Eigenvalues of a rank-deficient Gram matrix come out as tiny negative numbers.
     return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().sum()
 
@@ -59,7 +61,9 @@ def _by_shape(matrices: Sequence[Tensor]) -> Tensor:
     norms = torch.zeros(len(matrices), dtype=torch.float64, device=matrices[0].device)
     for places in shapes.values():
         stack = torch.stack([matrices[i].float() for i in places])
-        norms[torch.tensor(places, device=norms.device)] = torch.linalg.svdvals(stack).sum(-1, dtype=torch.float64)
+        finite = stack.isfinite().all(-1).all(-1)
+        found = torch.linalg.svdvals(torch.where(finite[:, None, None], stack, 0.0)).sum(-1, dtype=torch.float64)
+        norms[torch.tensor(places, device=norms.device)] = torch.where(finite, found, torch.nan)
     return norms
 
 
