@@ -177,16 +177,23 @@ class Exact:
 
     def rows(self, batch: Sequence[tuple[int, Architecture]]) -> Iterator[Row]:
         """Rows of the networks at these places."""
-        with quiet():
-            if self.threads == 1:
-                yield from map(self._row, batch)
-                return
-            try:
-                # The number of threads is each thread's own; also of the last network, which would else differ.
-                with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                    yield from pool.map(self._row, batch)
-            finally:
-                torch.set_num_threads(self.threads)
+        # Never quiet while the caller has the word: what it is in is its own.
+        if self.threads > 1:
+            yield from self._side_by_side(batch)
+            return
+        for one in batch:
+            with quiet():
+                row = self._row(one)
+            yield row
+
+    def _side_by_side(self, batch: Sequence[tuple[int, Architecture]]) -> list[Row]:
+        try:
+            # The number of threads is each thread's own; also of the last network, which would else differ.
+            pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
+            with quiet(), pool:
+                return list(pool.map(self._row, batch))
+        finally:
+            torch.set_num_threads(self.threads)
 
     def _row(self, one: tuple[int, Architecture]) -> Row:
         place, arch = one

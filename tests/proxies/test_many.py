@@ -21,6 +21,8 @@ import torch.distributed as dist
 import lightning_tas as tas
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
+from lightning_tas.proxies.many import Exact, Setting
+from lightning_tas.proxies.registry import chosen
 from lightning_tas.proxies.scorer import combined
 from lightning_tas.spaces import isotropic
 
@@ -302,6 +304,18 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         gc.enable()
     assert not kept, "only small things may wait for the collector"
     assert after - before < 40 * 50_000
+
+
+@pytest.mark.parametrize(("name", "threads"), [("snip", 1), ("dss", 1), ("dss", 2)])
+def test_between_networks_the_caller_is_in_its_own_modes(name: str, threads: int) -> None:
+    setting = Setting(supernet(), 0, None, None, 2, None, None, None)
+    before = torch.get_float32_matmul_precision()
+    with torch.no_grad():
+        rows = Exact(setting, chosen(name), {}, threads=threads).rows(list(enumerate(archs(3))))
+        assert next(rows).scores[name].valid
+        assert not torch.is_grad_enabled() and torch.get_float32_matmul_precision() == before
+        rows.close()
+        assert not torch.is_grad_enabled()
 
 
 def test_leaves_no_trace_and_needs_none() -> None:
