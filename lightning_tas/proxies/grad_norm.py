@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
 from lightning_tas.proxies.probe import Measured, Probe, per_block
 from lightning_tas.proxies.registry import Needs, register
 
@@ -20,6 +23,11 @@ def grad_norm(probe: Probe) -> Callable[[], Measured]:
     probe.loss.want_gradients()
 
     def measure() -> Measured:
-        return per_block(probe, {layer: probe.loss.gradients[layer.weight].norm() for layer in probe.weighted})
+        return per_block(probe, {layer: norm(probe.loss.gradients[layer.weight]) for layer in probe.weighted})
 
     return measure
+
+
+def norm(gradient: Tensor) -> Tensor:
+    """L2 norm, rows (output channels) in the gradient's own type and then in float64: a float32 sum is too long."""
+    return torch.linalg.vector_norm(gradient.flatten(1), dim=1).double().norm()

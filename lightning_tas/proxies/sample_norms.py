@@ -35,8 +35,9 @@ def bias_gradients(module: nn.Module, grad_y: Tensor) -> Tensor:
 
 
 def squared(grads: Tensor) -> Tensor:
-    """Squared L2 norm of (B, ...), image by image: (B,) float64."""
-    return torch.linalg.vector_norm(grads.flatten(1), dim=1).double().square()
+    """Squared L2 norm of (B, rows, ...), image by image: (B,) float64, for float32 loses digits of sums this long."""
+    rows = grads.flatten(2) if grads.ndim > 2 else grads
+    return torch.linalg.vector_norm(rows, dim=-1).double().square().reshape(len(grads), -1).sum(1)
 
 
 def dead_layer(terms: Mapping[Layer, Tensor], expected: tuple[Layer, ...]) -> str | None:
