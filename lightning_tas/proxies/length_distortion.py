@@ -66,7 +66,7 @@ def length_distortion(
         length = curve_length(net, x.float(), dx.float())
         if not length.isfinite():  # large weights without norms exceed float32
             length = curve_length(net.double(), x, dx)
-        return Measured(length / repeat)
+        return Measured(length / repeat, reason=None if length else "the features do not depend on the image")
 
     return measure
 

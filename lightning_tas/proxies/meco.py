@@ -83,8 +83,9 @@ def _every_module(probe: Probe, rows: str) -> Measured:
 
     handles = [module.register_forward_hook(look) for module in probe.net.modules()]
     try:
-        probe.net(probe.images)
+        output = probe.net(probe.images)
     finally:
         for handle in handles:
             handle.remove()
-    return Measured(torch.stack(found).sum())
+    # What is not a number counts as constant above, and must not pass for a score.
+    return Measured(torch.where(output.isfinite().all(), torch.stack(found).sum(), torch.nan))

@@ -47,8 +47,11 @@ def _zen(probe: Probe, turn: int, alpha: float) -> Tensor:
     generator = probe.generator("zen", "images", turn)
     images, noise = (torch.randn(probe.images.shape, generator=generator).to(probe.images) for _ in range(2))
     weights = gaussian_weights(probe, "zen", "weights", turn)
+    norms = [m for m in probe.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:  # the variance of this draw's two batches, whatever the network has seen before
+        norm.reset_running_stats()
+        norm.momentum = None
     before = features(probe.net, weights, images)
     after = features(probe.net, weights, images + alpha * noise)
     moved = (before - after).abs().double().flatten(1).sum(1).mean().log()
-    norms = [m for m in probe.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     return moved + sum(norm.running_var.double().mean().sqrt().log() for norm in norms if norm.running_var is not None)
