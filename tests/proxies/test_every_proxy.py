@@ -1,11 +1,14 @@
-"""What holds for every proxy on every family of networks: no trace, a function of the seed, alone as in company."""
+"""What holds for every proxy on every family of networks: no trace, a function of the seed, its formula."""
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib.util
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,13 @@ import lightning_tas as tas
 from lightning_tas.architecture import Architecture, Block, Stage
 from lightning_tas.proxies.roles import find_layers
 from lightning_tas.proxies.score import INVALID
+from lightning_tas.proxies.scorer import make_probe
 from lightning_tas.spaces import Dimension, SearchSpace, isotropic
+
+FORMULAS = importlib.util.spec_from_file_location("proxy_tests_naive", Path(__file__).with_name("naive.py"))
+assert FORMULAS is not None and FORMULAS.loader is not None
+naive: Any = importlib.util.module_from_spec(FORMULAS)
+FORMULAS.loader.exec_module(naive)
 
 FAMILIES = ("autoformer", "autoprox_vit", "pit")
 NAMES = tuple(tas.proxies())
@@ -55,6 +64,7 @@ def middle(family: str) -> Architecture:
 def supernet(family: str) -> Any:
     """A supernet with every parameter random."""
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         net = tas.supernet(space(family), num_classes=10, img_size=32, in_chans=1, patch_size=16)
         generator = torch.Generator().manual_seed(5)
         with torch.no_grad():
@@ -74,6 +84,17 @@ def alone(family: str) -> nn.Module:
 def suite(family: str) -> tas.Scores:
     """All proxies at once, on two networks: rank-combined ones need company."""
     return tas.score_many(NAMES, supernet(family), [middle(family), space(family).largest()], batch_size=BATCH)
+
+
+@functools.cache
+def cases(family: str) -> list[Any]:
+    """The networks of `suite` for the formulas, with the same batch."""
+    net, largest = supernet(family), space(family).largest()
+    found = []
+    for arch in (middle(family), largest):
+        probe = make_probe(net, arch, 0, batch_size=BATCH)
+        found.append(naive.Case(net.subnet(arch), net.subnet(largest), probe.images, probe.labels, seed=0))
+    return found
 
 
 def score(name: str, net: nn.Module, seed: int = 0, **options: Any) -> tas.Score:
@@ -152,6 +173,15 @@ def test_every_proxy_on_every_family(name: str, family: str) -> None:
     assert first.valid and np.isfinite(first.value), first.reason
     assert len(first.parts) in (0, arch.depth) and np.isfinite(first.parts).all()
 
+    if name in naive.ALONE:
+        options, tolerance = naive.OPTIONS.get(name, {}), naive.TOLERANCES.get(name, naive.FLOAT32)
+        found = tas.score_one(name, net, arch, seed=0, batch_size=BATCH, **options) if options else first
+        assert found.value == pytest.approx(naive.ALONE[name](cases(family)[0]), rel=tolerance)
+    else:
+        # DSS++ tells equal sums of ranks apart by less than their steps of 1/2.
+        ranks = np.floor(2 * suite(family).value(name)) / 2
+        assert ranks.tolist() == naive.ranked(name, cases(family))
+
     given = {"net": net, "arch": arch} if name in RELATIVE else {"net": alone(family)}
     for i, kind in enumerate(("no_grad", "inference_mode", "autocast")):
         reseed(2 + i)
@@ -178,6 +208,44 @@ def test_combined_proxies_rank_a_set(family: str) -> None:
         values = suite(family).value(name)
         assert np.isfinite(values).all() and len(values) == 2
         assert set(tas.proxies()[name].combines) <= set(NAMES)
+
+
+# What each flaw leaves alone: proxies that do not look where it is.
+FLAWS: dict[str, tuple[Callable[[Any], None], set[str]]] = {
+    "no gradient passes the head": (
+        lambda net: net.head.weight.zero_(),
+        {"params", "macs", "naswot", "zen", "te_regions", "meco", "length_distortion", "ntkt", "sept", "ntsr"}
+        | {"auto_prox_p"},
+    ),
+    "no gradient passes a block's MLP": (
+        lambda net: net.blocks[1].mlp.fc2.weight.zero_(),
+        {"params", "macs", "naswot", "zen", "te_regions", "meco", "length_distortion", "sept", "jacob_cov"}
+        | {"auto_prox_p"},
+    ),
+    "a weight is not a number": (
+        lambda net: net.blocks[1].mlp.fc1.weight[0, 0].fill_(torch.nan),
+        {"params", "macs", "zen", "sept"},
+    ),
+    "a weight is infinite": (
+        lambda net: net.blocks[0].mlp.fc1.weight[0, 0].fill_(torch.inf),
+        {"params", "macs", "zen", "sept"},
+    ),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_flaw_makes_scores_invalid_alone_as_in_company(flaw: str) -> None:
+    """Never a silent zero or NaN, never an exception, and nobody suffers from what only others look at."""
+    net = copy.deepcopy(alone("autoformer"))
+    spoil, untouched = FLAWS[flaw]
+    with torch.no_grad():
+        spoil(net)
+    together = tas.score_many(NAMES, net, [middle("autoformer")], batch_size=BATCH)
+    for name in NAMES:
+        own = score(name, net)
+        assert own.valid == (name in untouched), f"{name}: {own.value}, {own.reason}"
+        assert own.valid or (own.value == INVALID and own.reason)
+        assert (together.value(name)[0], together.reason(name)[0]) == (own.value, own.reason), name
 
 
 def test_few_pairs_are_unsupported_and_say_why() -> None:
