@@ -36,7 +36,7 @@ PAPER: dict[str, Size] = {
     "ntk_trace": Size(64, {}, "as Zero-Cost NAS"),
     "gradsign": Size(64, {}, "as Zero-Cost NAS"),
     "knas": Size(50, {}, "KNAS (arXiv:2111.13293), released code: 50 samples"),
-    "zico": Size(64, {}, "as Zero-Cost NAS; two batches of this size"),
+    "zico": Size(128, {}, "two batches of 64, as Zero-Cost NAS has one"),
     "meco": Size(64, {}, "as Zero-Cost NAS; one image of the batch counts"),
     "zen": Size(16, {"repeat": 32}, "Zen-NAS (arXiv:2102.01063), released code"),
     "snip_norm": Size(64, {}, "PreNAS, released code"),

@@ -266,6 +266,7 @@ def test_sizes_of_the_papers() -> None:
         128,
         50,
     )
+    assert batch["zico"] == 64 * proxies()["zico"].options["batches"], "it splits its images"
     assert size_of("zen", BenchConfig(paper=True)).options == {"repeat": 32}
     for name, size in PAPER.items():
         proxies()[name].check_options(size.options)
