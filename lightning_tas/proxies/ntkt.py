@@ -1,6 +1,7 @@
 """NTKT (ETAS): trace of the neural tangent kernel of the tokens that leave the last block.
 
-With z (B, T, d) the output of the last block, before the final norm, and w all weights of embeddings and blocks:
+With z (B, T, d) the output of the last block, before the final norm (or after it, `output`), and w all weights of
+embeddings and blocks:
 
     eq. 13 ("eq13"):  NTKT = (1 / T^2) sum_{a,t,j} ||dz_{a,t,j}/dw||^2
     eq. 12 ("mean"):  the trace of the mean NTK itself, sum_{a,j} ||d mean_t z_{a,t,j} / dw||^2
@@ -33,6 +34,7 @@ from lightning_tas.proxies.sample_norms import bias_gradients, dead_layer, squar
 
 VARIANTS = ("eq13", "mean")
 PARAMS = ("all", "paper")
+OUTPUTS = ("block", "norm")
 # ETAS's own list of w: the embedding matrix and q, k, v, o and both matrices of the feed-forward network.
 PAPER_ROLES = frozenset({"patch_embed", "qkv", "proj", "fc1", "fc2"})
 _TOKENS = re.compile(r"^(cls_token|pos_embed)$")
@@ -96,18 +98,25 @@ class _Copies:
     equation="(1 / T^2) sum_{a,t,j} ||dz_{a,t,j}/dw||^2",
     cost="1 forward and backward per probe, with norms of gradients per image",
 )
-def ntkt(probe: Probe, variant: str = "eq13", params: str = "all", probes: int = 1) -> Callable[[], Measured]:
+def ntkt(
+    probe: Probe, variant: str = "eq13", params: str = "all", probes: int = 1, output: str = "block"
+) -> Callable[[], Measured]:
     """Trace of the NTK of the last block's tokens, estimated by `probes` random vectors, the same for one seed.
 
-    variant: "eq13" or "mean" (equation 12). params: "all", or "paper" for the weight matrices that ETAS lists.
+    variant: "eq13" or "mean" (equation 12). params: "all", or "paper" for the weight matrices that ETAS lists. output:
+    tokens of the last "block", or those after the final "norm", whose parameters then count among all: a block of ETAS
+    ends with a norm, one of a ViT does not.
     """
     if variant not in VARIANTS:
         raise unknown("ntkt: variant", variant, VARIANTS)
     if params not in PARAMS:
         raise unknown("ntkt: params", params, PARAMS)
+    if output not in OUTPUTS:
+        raise unknown("ntkt: output", output, OUTPUTS)
     if probes < 1:
         raise UserError(f"ntkt: probes {probes} must be at least 1")
-    seen = [_watch(probe, variant, params == "all", i) for i in range(probes)]
+    last = _last(probe, output)
+    seen = [_watch(probe, variant, params == "all", last, i) for i in range(probes)]
     expected = tuple(layer for layer in probe.of(*PAPER_ROLES))
 
     def measure() -> Measured:
@@ -119,10 +128,20 @@ def ntkt(probe: Probe, variant: str = "eq13", params: str = "all", probes: int =
     return measure
 
 
-def _watch(probe: Probe, variant: str, everything: bool, index: int) -> tuple[_Norms, _Copies | None]:
+def _last(probe: Probe, output: str) -> nn.Module:
+    """The module whose output counts."""
+    if output == "block":
+        return probe.blocks[-1]
+    norm = getattr(probe.net, "norm", None)
+    if not isinstance(norm, nn.Module):
+        raise UserError(f"ntkt: output 'norm' needs a final norm (net.norm), which {type(probe.net).__name__} has not")
+    return norm
+
+
+def _watch(probe: Probe, variant: str, everything: bool, last: nn.Module, index: int) -> tuple[_Norms, _Copies | None]:
     """Announce the pass of random vector number `index`."""
     norms, copies = _Norms(everything), _Copies(probe) if everything else None
-    one = Pass(probe, _projection(probe, variant, index), probe.images, weights=copies, call=_last_block(probe))
+    one = Pass(probe, _projection(probe, variant, index), probe.images, weights=copies, call=_until(last))
     one.watch(norms)
     return norms, copies
 
@@ -141,12 +160,12 @@ def signs(probe: Probe, shape: torch.Size, index: int) -> Tensor:
     return (drawn.to(probe.device, torch.float32) * 2) - 1
 
 
-def _last_block(probe: Probe) -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
-    """Run the network for what leaves its last block, before the final norm."""
+def _until(last: nn.Module) -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
+    """Run the network for what leaves the module `last`."""
 
     def call(net: nn.Module, weights: dict[str, Tensor], images: Tensor) -> Tensor:
         caught: list[Tensor] = []
-        handle = probe.blocks[-1].register_forward_hook(lambda module, inputs, output: caught.append(output))
+        handle = last.register_forward_hook(lambda module, inputs, output: caught.append(output))
         try:
             functional_call(net, weights, (images,))
         finally:

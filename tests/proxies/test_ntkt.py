@@ -106,6 +106,22 @@ def test_other_builds(options: dict[str, Any]) -> None:
     assert score(net).value == pytest.approx(naive, rel=1e-5)
 
 
+@pytest.mark.parametrize("params", ntkt.PARAMS)
+@pytest.mark.parametrize("family", ["autoformer", "pit"])
+def test_after_the_final_norm(family: str, params: str) -> None:
+    """Its parameters belong to all of them."""
+    net = network(family)
+    twin: Any = copy.deepcopy(net).double()
+    of = outputs(twin.forward_features(images().double()), "eq13")
+    with quiet():
+        signs = ntkt.signs(make_probe(net, None, 0, images()), of.shape, 0)
+    weights = counted(twin, params) + (list(twin.norm.parameters()) if params == "all" else [])
+    naive = sum(squares((of[b] * signs[b]).sum(), weights) for b in range(BATCH))
+    found = score(net, params=params, output="norm")
+    assert found.value == pytest.approx(naive, rel=1e-5)
+    assert found.value != pytest.approx(score(net, params=params).value, rel=1e-2)
+
+
 @pytest.mark.parametrize("variant", ntkt.VARIANTS)
 def test_the_estimate_is_unbiased(variant: str) -> None:
     net = network("autoformer")
@@ -163,6 +179,7 @@ def test_a_parameter_without_a_rule_is_refused() -> None:
     [
         ({"variant": "eq12"}, "eq13"),
         ({"params": "most"}, "paper"),
+        ({"output": "head"}, "block"),
         ({"probes": 0}, "probes 0"),
         ({"probe": 1}, "probes"),
     ],
