@@ -138,7 +138,7 @@ def pearson(x: ArrayLike, y: ArrayLike) -> float | None:
 
 
 def _linear(x: Floats, y: Floats) -> float | None:
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    if len(x) < 2 or (x == x[0]).all() or (y == y[0]).all():
         return None
     # Scores may be as large as 1e300: their squares would not be finite.
     found = float(stats.pearsonr(x / np.abs(x).max(), y).statistic)

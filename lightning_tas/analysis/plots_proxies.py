@@ -40,7 +40,9 @@ def score_scatter(
     for row, (proxy, places) in enumerate(order.items()):
         for column, (name, truth) in enumerate(accuracies.items()):
             known = np.isfinite(truth)
-            across, up = places[known] / len(places), (truth[known] - truth[known].min()) / np.ptp(truth[known])
+            # Accuracies that are all equal lie on the bottom.
+            up = (truth[known] - truth[known].min()) / (np.ptp(truth[known]) or 1.0)
+            across = places[known] / len(places)
             inside = (column + PAD + (1 - 3 * PAD) * across, row + 1 - 2 * PAD - (1 - 5 * PAD) * up)
             points.append(np.stack([*inside, params[known] / 1e6]))
             tau = taus[name, proxy]

@@ -183,3 +183,4 @@ def test_the_interval_covers_the_true_tau() -> None:
 def test_scores_of_any_size_have_a_pearson() -> None:
     truth = np.arange(4.0)
     assert pearson(np.array([1e300, 2e300, 3e300, 4e300]), truth) == pytest.approx(1.0)
+    assert pearson(np.array([-1.5e308, -0.5e308, 0.5e308, 1.5e308]), truth) == pytest.approx(1.0)

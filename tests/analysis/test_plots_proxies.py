@@ -30,6 +30,13 @@ def test_the_grid_holds_every_network_in_its_panel() -> None:
     assert bar.get_ylabel() == "parameters [M]"
 
 
+def test_equal_accuracies_lie_on_the_bottom() -> None:
+    """As of a supernet that has learnt nothing yet; NaN places would warn, and show nothing."""
+    figure = score_scatter({"snip": np.arange(1, 6.0)}, {"a": np.full(5, 10.0)}, np.full(5, 1e6), {("a", "snip"): None})
+    (dots,) = [found for found in figure.axes[0].collections if len(found.get_offsets()) > 1]
+    assert len(set(np.asarray(dots.get_offsets())[:, 1])) == 1
+
+
 def test_bars_draw_the_baseline_across() -> None:
     columns = {"a": {"params": (0.5, 0.4, 0.6), "snip": (0.3, None, None), "zen": (None, None, None)}}
     figure = correlation_bars(columns, ["params", "macs"])
