@@ -59,7 +59,7 @@ class WithBatchNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         # momentum None: the running variance is the mean of those of the forwards so far.
-        self.conv, self.bn, self.head = nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3, momentum=None), nn.Linear(3, 4)
+        self.conv, self.bn, self.head = nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Linear(3, 4)
 
     def layer_roles(self) -> dict[str, str]:
         return {"conv": "patch_embed"}
