@@ -31,7 +31,8 @@ def agreement(inputs: Tensor) -> Tensor:
     """In how many entries two rows of `inputs` (B, bits) are both positive or both not: (B, B), float64, exact."""
     total = torch.zeros(len(inputs), len(inputs), dtype=torch.float64, device=inputs.device)
     for part in inputs.split(_EXACT, dim=1):
-        signs = torch.where(part > 0, 1.0, -1.0)
+        # Written straight into floats: torch.where takes ten times as long.
+        signs = torch.gt(part, 0, out=torch.empty_like(part)).mul_(2).sub_(1)
         total += signs @ signs.t()
     return (total + inputs.shape[1]) / 2
 
