@@ -312,10 +312,13 @@ def test_methods_draw_weights_from_the_seed(method: str) -> None:
         else:
             assert not torch.equal(mine, different)
             assert bool((layer.module.bias == 0).all())  # type: ignore[operator, union-attr]
-    if method == "normal":
-        assert first.get_parameter("blocks.0.mlp.fc2.weight").detach().std() == pytest.approx(1.0, abs=0.1)
-    if method == "trunc_normal":
-        assert first.get_parameter("blocks.0.mlp.fc2.weight").detach().std() == pytest.approx(0.02, abs=0.002)
+    weight = first.get_parameter("blocks.1.mlp.fc2.weight").detach()  # 24 x 60
+    scale = {"xavier": (2 / (24 + 60)) ** 0.5, "kaiming": (2 / 60) ** 0.5, "trunc": 0.02, "normal": 1.0}
+    deviation = scale.get(method.split("_")[0], 12**-0.5)  # "uniform": from 0 to 1
+    assert weight.std() == pytest.approx(deviation, rel=0.1)
+    assert weight.mean() == pytest.approx(0.5 if method == "uniform" else 0.0, abs=0.1 * deviation)
+    middle = weight.mean() if method == "uniform" else 0.0
+    assert ((weight - middle).abs().max() < 2 * deviation) == ("uniform" in method), "how far tails go"
 
 
 def test_a_supernet_lends_its_weights_or_only_its_shape() -> None:
