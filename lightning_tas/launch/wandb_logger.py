@@ -141,7 +141,13 @@ class WandbRun:
             rank_zero_warn(f"wandb: {why}, so this run is logged offline; `wandb sync {self.files}` sends it later")
         else:
             rank_zero_info(f"wandb: logging offline; `wandb sync {self.files}` sends it")
-        return self._init("offline")
+        try:
+            return self._init("offline")
+        except Exception as error:  # a service that was slow to answer still holds the run it had begun
+            if "in use" not in str(error):
+                raise
+            _end_service()
+            return self._init("offline")
 
     def _init(self, chosen: Literal["online", "offline"]) -> Any:
         import wandb

@@ -44,7 +44,7 @@ def test_two_nodes_are_one_run_and_measure_as_one_process_does(
         reopen(folder, "measure")
         if number == 2:
             argvs = [[*argv, "resume=auto"]] * 2
-            processes.wait(start(processes, argvs, per_node=2), timeout=100)
+            processes.wait(start(processes, argvs, per_node=2), timeout=200)
         else:
             assert main("fit", [*argv[3:], "resume=auto"]) == 0
         again = result(folder)
@@ -53,7 +53,7 @@ def test_two_nodes_are_one_run_and_measure_as_one_process_does(
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
     # The command that measures shares the images in the same way.
     evaluate = ["python", "-m", "lightning_tas.evaluate", f"ckpt={folder}", "data.eval_batch_size=31"]
-    processes.wait(start(processes, [evaluate] * 2), timeout=100)
+    processes.wait(start(processes, [evaluate] * 2), timeout=200)
     record = json.loads((folder / "evaluation.json").read_text())
     assert [network["metrics"]["top1"] for network in record["architectures"]] == [one["top1"] for one in measured]
     assert processes.started[-1].stdout == processes.started[-1].stderr == ""
@@ -69,7 +69,7 @@ def test_a_mistake_on_any_process_ends_all_with_one_message(processes: Any, tmp_
     }
     for message, argvs in cases.items():
         started = start(processes, argvs)
-        assert processes.wait(started, timeout=100, check=False) == [2, 2], message
+        assert processes.wait(started, timeout=200, check=False) == [2, 2], message
         assert started[0].stderr.count(message) == 1, started[0].report()
         assert started[1].stdout == started[1].stderr == "", started[1].report()
         assert not (tmp_path / "runs").exists()
@@ -78,12 +78,12 @@ def test_a_mistake_on_any_process_ends_all_with_one_message(processes: Any, tmp_
 @pytest.mark.slow
 def test_srun_gives_the_run_its_name_and_its_layout(processes: Any, tmp_path: Path) -> None:
     argv = fit(f"output_dir={tmp_path / 'runs'}", "phases=[supernet]", "sampler.name=uniform", "resume=auto")
-    processes.wait(start(processes, [argv] * 2, slurm_variables), timeout=100)
+    processes.wait(start(processes, [argv] * 2, slurm_variables), timeout=200)
     folder = tmp_path / "runs" / "quickstart" / "slurm-4711"
     assert [path.name for path in (tmp_path / "runs" / "quickstart").iterdir()] == ["slurm-4711"]
     assert json.loads((folder / "study.json").read_text())["phases"][0]["outputs"]["steps"] == 2  # of 128 images each
     # Requeued, the job has the same number, finds its run, and sees that it is finished.
     again = start(processes, [argv] * 2, slurm_variables)
-    processes.wait(again, timeout=100)
+    processes.wait(again, timeout=200)
     assert "all phases are finished" in again[0].stdout and again[1].stdout == ""
     assert not list(folder.rglob("hpc_ckpt*"))
