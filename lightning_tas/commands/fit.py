@@ -158,7 +158,9 @@ def locate(config: Config) -> RunFolder:
         if unfinished is not None:
             return unfinished
     used = folder.path.is_dir() and any(folder.path.iterdir())
-    if config.resume is None and used:
+    # Processes that were started by hand (Lightning's variables, no launcher) come here one by one: what the later ones
+    # find was made by rank 0 a moment ago.
+    if config.resume is None and used and group.rank() == 0:
         raise _used(folder)
     return folder
 

@@ -6,6 +6,7 @@ A family adds its layers, `check`, `forward_features` and `subnet_state`.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from lightning_tas.spaces import SearchSpace
 
 
-class ElasticNetwork(ImageNetwork):
+class ElasticNetwork(ImageNetwork, ABC):
     """A supernet over `space`, of the sizes in ``space.allocated``; `options` are those of `NetOptions`.
 
     `UserError` for impossible options, images of another size and architectures that the allocated weights cannot
@@ -57,31 +58,31 @@ class ElasticNetwork(ImageNetwork):
         return {**super().options, "bias_rule": self.bias_rule}
 
     @property
+    @abstractmethod
     def stage_blocks(self) -> list[nn.ModuleList]:
         """The blocks of every stage."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def stage_grids(self) -> list[tuple[int, int]]:
         """The patch grid of every stage."""
-        raise NotImplementedError
 
     @property
     def depths(self) -> tuple[int, ...]:
         """How many blocks are allocated per stage."""
         return tuple(len(blocks) for blocks in self.stage_blocks)
 
+    @abstractmethod
     def check(self, arch: Architecture) -> None:
         """`UserError` naming quantity, value and maximum when the allocated weights cannot hold `arch`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward_features(self, x: Tensor, arch: Architecture) -> Tensor:
         """Images to the sub-network's tokens after the final norm, (B, N, d)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def subnet_state(self, arch: Architecture) -> dict[str, Tensor]:
         """Copies of the weights that `arch` uses, as the state dict of its stand-alone network."""
-        raise NotImplementedError
 
     def _refuse(self, name: str, value: float, limit: float) -> None:
         if value > limit:

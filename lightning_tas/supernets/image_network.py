@@ -6,6 +6,7 @@ Shapes: B batch, C channels, N tokens (class token first), d width of the last s
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -148,7 +149,7 @@ class ImageNetwork(nn.Module):
         self.grad_checkpointing = enable
 
 
-class StandaloneNetwork(ImageNetwork):
+class StandaloneNetwork(ImageNetwork, ABC):
     """The network of one architecture, `arch`: no elastic code, layers of exactly its sizes, timm's model contract."""
 
     arch: Architecture
@@ -164,9 +165,9 @@ class StandaloneNetwork(ImageNetwork):
         self.default_cfg = self.pretrained_cfg = describe(o)
         return o
 
+    @abstractmethod
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the tokens after the final norm, (B, N, d)."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, C, H, W)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -240,13 +241,15 @@ def test_fit_ends_with_status_3_on_every_rank(processes: Any, tmp_path: Path) ->
     ]  # fmt: skip
     place = {"WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
     place["MASTER_PORT"] = sys.modules["processes"].free_port()
-    started = [
-        processes.command(
-            "python", "-m", "lightning_tas.fit", *arguments,
-            env={key: str(value) for key, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()},
-        )
-        for rank in range(RANKS)
-    ]  # fmt: skip
+    run, started = tmp_path / "quickstart" / "diverges", []
+    for rank in range(RANKS):
+        here = {**place, "RANK": rank, "LOCAL_RANK": rank}
+        env = {key: str(value) for key, value in here.items()}
+        started.append(processes.command("python", "-m", "lightning_tas.fit", *arguments, env=env))
+        end = time.monotonic() + 90
+        while not (run / "config.yaml").exists():  # rank 1 comes late: to a folder that is no longer empty
+            assert started[0].status is None and time.monotonic() < end, started[0].report()
+            time.sleep(0.02)
     assert processes.wait(started, timeout=180, check=False) == [3, 3]
     messages = [process.stderr.count("lightning_tas.fit: ") for process in started]
     assert messages == [1, 0] and f"train.max_bad_steps={LIMIT}" in started[0].stderr
