@@ -53,7 +53,7 @@ class Rules:
 
 AUTOFORMER = Rules("autoformer", 64, 1e-5, True, "avg", 1, "trunc_normal")
 # The class that Auto-Prox trained its AutoFormer benchmark with: a plain ViT, not the AutoFormer network.
-AUTOPROX_VIT = Rules("autoprox_vit", None, 1e-6, False, "avg", 1, "library")
+AUTOPROX_VIT = Rules("autoprox_vit", None, 1e-6, False, "avg", 1, "trunc_normal")
 # Pooling-based ViT: patches of 16 pixels every 8; heads have base_dim channels, which is the width over the heads.
 PIT = Rules("pit", None, 1e-6, False, "token", 2, "library")
 

@@ -1,9 +1,9 @@
 """First weights of a network's layers: three rules, because papers and released codes differ and proxies notice.
 
 ``trunc_normal``: linear weights truncated normal 0.02 with biases 0; convolutions keep the library's default
-(AutoFormer, PreNAS and TF-TAS touch linear layers and norms only). ``library``: the library's default everywhere (the
-original PiT, and the Auto-Prox networks). ``tf_tas``: TF-TAS's PiT, truncated normal 0.02 with biases 0 in linear
-layers and N(0, 1) in the weights of convolutions. Norms begin at (1, 0) under every rule; tokens, positions and
+(AutoFormer, PreNAS, TF-TAS and Auto-Prox's plain ViT touch linear layers and norms only). ``library``: the library's
+default everywhere (PiT, the original and Auto-Prox's). ``tf_tas``: TF-TAS's PiT, truncated normal 0.02 with biases 0 in
+linear layers and N(0, 1) in the weights of convolutions. Norms begin at (1, 0) under every rule; tokens, positions and
 relative position tables are truncated normal 0.02.
 """
 

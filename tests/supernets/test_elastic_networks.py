@@ -200,10 +200,10 @@ def test_published_sizes_on_the_meta_device(name: str) -> None:
 
 @pytest.mark.parametrize("init", [None, "trunc_normal", "library", "tf_tas"])
 def test_initialisation(case: Any, init: str | None) -> None:
-    """AutoFormer's rule, the library's (the default of PiT and of Auto-Prox's ViT) and TF-TAS's for PiT."""
+    """AutoFormer's rule (also of Auto-Prox's ViT), the library's (the default of PiT) and TF-TAS's for PiT."""
     torch.manual_seed(0)
     net = tas.supernet(case.space, img_size=32, init=init)
-    chosen = init or ("trunc_normal" if case.space.family == "autoformer" else "library")
+    chosen = init or ("library" if case.space.family == "pit" else "trunc_normal")
     assert net.options["init"] == chosen
     linear = {n for n, m in net.named_modules() if isinstance(m, torch.nn.Linear)}
     for name, parameter in net.state_dict().items():
