@@ -13,6 +13,7 @@ draws come from generators of the seed, and what is logged goes to the loggers d
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from lightning_tas.proxies import score_many
 from lightning_tas.proxies.initialise import INHERITED
 from lightning_tas.proxies.registry import chosen
 from lightning_tas.proxies.score import INVALID
+from lightning_tas.proxies.scorer import check_arch, whole
 from lightning_tas.randomness import derive
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -49,7 +51,8 @@ class ProxyScoring(Callback):
 
     Args:
         proxies: names, see ``lightning_tas.proxies()``; parameters and MACs are always beside them.
-        networks: how many distinct ones are drawn from the supernet's space, or the architectures themselves.
+        networks: how many distinct ones are drawn from the supernet's space, or the architectures themselves, each
+            counted once.
         every_n_epochs: scoring happens before the first step, after every so many epochs, and after the last one.
         batch_size: Gaussian images that a proxy sees.
         eval_batches: batches of the validation data (of every process) for the accuracy; None: as validation has.
@@ -75,19 +78,22 @@ class ProxyScoring(Callback):
         seed: int | None = None,
         folder: Path | str | None = None,
     ) -> None:
-        names = [one.name for one in chosen(proxies) if one.name not in BASELINES]
-        self.networks, self.every_n_epochs, self.batch_size = networks, every_n_epochs, batch_size
-        self.eval_batches, self.seed, self.folder = eval_batches, seed, Path(folder) if folder is not None else None
-        count = networks if isinstance(networks, int) else len(networks)
-        for key, value, least in (
-            ("networks", count, 2),
-            ("every_n_epochs", every_n_epochs, 1),
-            ("batch_size", batch_size, 1),
-            ("eval_batches", 1 if eval_batches is None else eval_batches, 1),
-        ):
-            if value < least:
-                raise UserError(f"{key}: {value} is not valid; valid: {least} or above")
-        self.record = Record(names)
+        asked = [one for one in chosen(proxies) if one.name not in BASELINES]
+        if isinstance(networks, Sequence) and not isinstance(networks, str):
+            for arch in networks:
+                check_arch("networks", arch)
+            networks = list(dict.fromkeys(networks))
+            whole("networks: number of distinct ones", len(networks), 2)
+        else:
+            networks = whole("networks", networks, 2)
+        self.networks, self.folder = networks, Path(folder) if folder is not None else None
+        self.every_n_epochs = whole("every_n_epochs", every_n_epochs, 1)
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.eval_batches = None if eval_batches is None else whole("eval_batches", eval_batches, 1)
+        self.seed = None if seed is None else whole("seed", seed, -math.inf)
+        for part in (part for one in asked for part in one.parts):
+            part.check_images(self.batch_size, {}, "batch_size")
+        self.record = Record([one.name for one in asked])
 
     # --- when -------------------------------------------------------------------------------------------------------
 

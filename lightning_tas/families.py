@@ -67,6 +67,9 @@ def halved(grid: tuple[int, int]) -> tuple[int, int]:
 
 def widths(arch: Architecture) -> tuple[int, ...]:
     """Channels of the tokens in every stage: its ``embed_dim``, or ``base_dim`` for each of its heads (PiT)."""
+    if arch.family == PIT.family and "base_dim" not in arch:
+        own = sorted(arch.keys() | arch.stages[0].keys())
+        raise UserError(f"base_dim: this {PIT.family} architecture has none; its own values are {', '.join(own)}")
     found = []
     for stage in arch.stages:
         seen: Mapping[str, Any] = {**arch.extras, **dict(stage.items())}

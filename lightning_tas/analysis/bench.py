@@ -81,7 +81,7 @@ def read_bench(
         _drop_misaligned(found, archs, notes)
     if columns is not None:
         for name in columns:
-            if name not in found:
+            if not isinstance(name, str) or name not in found:
                 raise unknown("bench.accuracies", name, found)
         found = {name: found[name] for name in columns}
     elif INHERITED in found and families != ["autoformer"] and len(found) > 1:

@@ -190,8 +190,15 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
     return module
 
 
-def device(config: Config) -> torch.device:
-    """Where plain functions (selection, measuring) compute: this process's GPU if the trainer may use one."""
-    if config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+def device(config: Config, planning: bool = False) -> torch.device:
+    """Where plain functions (selection, measuring) compute: this process's GPU if the trainer may use one.
+
+    Raises:
+        UserError: a GPU was asked for and there is none, unless this is `planning` for another machine.
+    """
+    wanted = config.trainer.accelerator
+    if wanted in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
+    if wanted in ("gpu", "cuda") and not planning:
+        raise UserError(f"trainer.accelerator: {wanted!r} is not valid here: torch finds no GPU; valid: auto, cpu")
     return torch.device("cpu")

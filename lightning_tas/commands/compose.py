@@ -8,6 +8,7 @@ Lightning's relaunch of a DDP script sees an ordinary command line.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from lightning_tas.commands import recipes, schema, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError
+from lightning_tas.launch import environment
 
 # Paths and names: taken as typed, where Hydra's grammar would need quotes around spaces, '=' or brackets.
 _PATHS = ("ckpt", "data.root", "train.from_checkpoint", "bench.path")
@@ -72,6 +74,11 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     config = _to_object(tree)
     config.recipe = base.name
     validate(config)
+    named = any(key.split(".")[0] == "space" for key in settings)
+    if command == "score" and named and config.bench.path is not None and environment.rank() == 0:
+        warnings.warn(
+            f"space is ignored: the networks to score are those of bench.path, {config.bench.path!r}", stacklevel=2
+        )
     return config
 
 

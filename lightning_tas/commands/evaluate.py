@@ -27,6 +27,7 @@ WEIGHTS = {"live": "as trained", "ema": "averaged during training (EMA)", "offic
 def run(config: Config) -> None:
     """Measure what `ckpt` and `arch` name. Raises UserError before anything is measured or written."""
     group.join(config.trainer.accelerator)
+    device = build.device(config)
     source = trained.load(config)
     archs = trained.chosen(source, config.arch)
     data = build.data(config)
@@ -39,7 +40,7 @@ def run(config: Config) -> None:
     say(f"{source.checkpoint}: weights {WEIGHTS[source.weights]}; test set of {config.data.name}")
     began = time.monotonic()
     asked = [source.logits_of(arch) for arch in archs.values()]
-    found = evaluate(net, asked, loader, device=build.device(config), progress=main)
+    found = evaluate(net, asked, loader, device=device, progress=main)
     seconds = time.monotonic() - began
     networks = []
     for (label, arch), accuracy in zip(archs.items(), found, strict=True):

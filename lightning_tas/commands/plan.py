@@ -52,7 +52,7 @@ def show(config: Config) -> None:
     say(space_table(net))
     archs: list[Architecture] = []
     if "select" in config.phases:
-        real = build.supernet(config, data).to(build.device(config))
+        real = build.supernet(config, data).to(build.device(config, planning=True))
         selection = make_selection(real, config.select, config.seed, data.selection_batch)
         archs = list(selection.archs)
         with torch.device("meta"):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.config import BenchConfig
+from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import proxy
 
 
@@ -59,8 +60,14 @@ def groups(names: Sequence[str], bench: BenchConfig) -> list[Group]:
     ordered = sorted(found, key=lambda batch: (-len(found[batch]), batch)) or [bench.batch_size]
     members = {batch: tuple(found.get(batch, ())) for batch in ordered}
     members[ordered[0]] = (*blind, *members[ordered[0]])
-    options = {name: size_of(name, bench).options for name in names}
-    return [Group(batch, own, {name: options[name] for name in own if options[name]}) for batch, own in members.items()]
+    return [Group(batch, own, _options(own, bench)) for batch, own in members.items()]
+
+
+def _options(names: Sequence[str], bench: BenchConfig) -> dict[str, Mapping[str, Any]]:
+    """The options of proxies that are scored together, and of their components, which may be in another group too."""
+    known = dict.fromkeys(part for name in names for part in (name, *proxy(name).combines))
+    found = {name: size_of(name, bench).options for name in known}
+    return {name: options for name, options in found.items() if options}
 
 
 def size_of(name: str, bench: BenchConfig) -> Size:
@@ -76,17 +83,24 @@ def size_of(name: str, bench: BenchConfig) -> Size:
     return size._replace(options={**size.options, **((bench.options or {}).get(name) or {})})
 
 
-def check_options(names: Sequence[str], options: Any) -> None:
-    """Refuse options of proxies that are not scored, and options that a proxy does not have."""
-    if options is None:
-        return
+def check(names: Sequence[str], bench: BenchConfig) -> None:
+    """Refuse options of proxies that are not scored, options that a proxy cannot have, and batches too small for it."""
+    options = {} if bench.options is None else bench.options
     if not isinstance(options, Mapping) or not all(isinstance(given, Mapping) for given in options.values()):
         raise UserError(f"bench.options: {options!r} is not valid; valid: a mapping, as {{dss: {{mode: released}}}}")
-    for name, given in options.items():
+    for name in options:
         if name not in names:
             raise unknown("bench.options", name, names)
-        for part in proxy(name).combines or (name,):
-            try:
-                proxy(part).check_options(given)
-            except UserError as error:
-                raise UserError(f"bench.options: {error}") from None
+    try:
+        # All at once: a component has the same options in whatever group it is scored.
+        components([proxy(name) for name in names], _options(names, bench))
+    except UserError as error:
+        raise UserError(f"bench.options: {str(error).removeprefix('options: ')}") from None
+    for one in groups(names, bench):
+        parts, given = components([proxy(name) for name in one.names], one.options)
+        for part in parts:
+            part.check_images(
+                one.batch_size,
+                given.get(part.name, {}),
+                "bench.options" if given.get(part.name) else "bench.batch_size",
+            )

@@ -16,7 +16,7 @@ from lightning_tas.analysis.bench import KEY, Bench, read_bench
 from lightning_tas.architecture import Architecture
 from lightning_tas.commands import build, trained
 from lightning_tas.commands.config import Config
-from lightning_tas.commands.score_sizes import Group, check_options, groups
+from lightning_tas.commands.score_sizes import Group, check, groups
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
@@ -79,8 +79,9 @@ def prepare(config: Config) -> Job:
     """Read what is to be scored, and check everything that can be checked before work begins. Writes nothing."""
     bench = config.bench
     names = tuple(dict.fromkeys([*BASELINES, *(proxy.name for proxy in chosen_proxies(bench.proxies))]))
-    check_options(names, bench.options)
+    check(names, bench)
     check_init(bench.init)
+    build.device(config)
     data = build.data(config)
     if (bench.path is None) == (config.ckpt is None):
         raise UserError(f"{KEY}: give bench=FILE, networks with known accuracies, or ckpt=RUN, a trained supernet")

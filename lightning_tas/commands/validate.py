@@ -200,12 +200,13 @@ def _select(config: Config) -> None:
 def _scoring(config: Config) -> None:
     if not config.scoring.proxies:
         return
-    from lightning_tas.proxies.registry import proxies
+    from lightning_tas.proxies.registry import chosen
 
-    known = proxies()
-    for name in config.scoring.proxies:
-        if name not in known:
-            raise unknown("scoring.proxies", name, known)
+    try:
+        chosen(config.scoring.proxies)
+    except UserError as error:
+        told = str(error).removeprefix("proxy: ").removeprefix("proxies: ")
+        raise UserError(f"scoring.proxies: {told}") from None
     if config.trainer.limit_val_batches is not None and config.trainer.limit_val_batches == 0:
         raise UserError(
             "scoring.proxies: accuracies are measured on the validation data, of which trainer.limit_val_batches: 0 "

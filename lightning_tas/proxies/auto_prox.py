@@ -11,24 +11,20 @@ W_mlp are the weights of both MLP layers where all their entries count, A_mlp is
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lightning_tas.errors import unknown
 from lightning_tas.proxies.passes import Watcher
 from lightning_tas.proxies.probe import Measured, Probe
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, one_of, register
 from lightning_tas.proxies.roles import Layer
 
 PAPER = "Wei et al. 2023, https://arxiv.org/abs/2312.09059"
 REDUCTIONS = ("mean", "sum")
+Reduction = Annotated[str, one_of(REDUCTIONS)]
 _EPS = 1e-9
-
-
-def _check(name: str, value: str) -> None:
-    if value not in REDUCTIONS:
-        raise unknown(f"{name} of auto_prox", value, REDUCTIONS)
 
 
 def _over_blocks(blocks: list[Tensor], layer_reduce: str, **extras: Tensor) -> Measured:
@@ -52,15 +48,13 @@ def _by_block(probe: Probe, role: str) -> list[Layer]:
     equation="|dL/dW_qkv| + mean sigmoid(dL/dW_mlp), per block",
     cost="1 forward and backward",
 )
-def auto_prox_a(probe: Probe, reduce: str = "sum", layer_reduce: str = "mean") -> Callable[[], Measured]:
+def auto_prox_a(probe: Probe, reduce: Reduction = "sum", layer_reduce: Reduction = "mean") -> Callable[[], Measured]:
     """The proxy found on AutoFormer: size of the qkv gradient plus a term that stays near 1/2 at initialisation.
 
     Options:
         reduce: the first term is printed as a matrix; "sum" or "mean" of its absolute entries.
         layer_reduce: "mean" over blocks (paper), or "sum", which is nearer to the published correlations.
     """
-    _check("reduce", reduce)
-    _check("layer_reduce", layer_reduce)
     probe.loss.want_gradients()
 
     def measure() -> Measured:
@@ -84,7 +78,7 @@ def auto_prox_a(probe: Probe, reduce: str = "sum", layer_reduce: str = "mean") -
     function=True,
     light=True,
 )
-def auto_prox_p(probe: Probe, layer_reduce: str = "mean") -> Measured:
+def auto_prox_p(probe: Probe, layer_reduce: Reduction = "mean") -> Measured:
     """The proxy found on PiT, hardly more than a count of parameters: ||sigmoid(W)||_F is about sqrt(numel) / 2.
 
     ||W_mlp|| is read as the Euclidean norms of the rows (output channels), since the softmax of a single number is 1;
@@ -93,7 +87,6 @@ def auto_prox_p(probe: Probe, layer_reduce: str = "mean") -> Measured:
     Options:
         layer_reduce: "mean" over blocks (paper) or "sum".
     """
-    _check("layer_reduce", layer_reduce)
     weights = dict(probe.net.named_parameters())
     blocks = []
     for qkv, fc1, fc2 in zip(*(_by_block(probe, role) for role in ("qkv", "fc1", "fc2")), strict=True):
@@ -123,7 +116,7 @@ class _Activations(Watcher):
     equation="||minmax(W_fc1)||_F + mean sqrt(sigmoid(dL/dA_mlp)), per block",
     cost="1 forward and backward",
 )
-def auto_prox_released(probe: Probe, layer_reduce: str = "mean") -> Callable[[], Measured]:
+def auto_prox_released(probe: Probe, layer_reduce: Reduction = "mean") -> Callable[[], Measured]:
     """The winner in the released configurations, which is neither of the paper's two and serves both spaces there.
 
     Its inputs are called t2 and t4g. With four tensors and their gradients as the eight statistics, in the order W_qkv,
@@ -132,7 +125,6 @@ def auto_prox_released(probe: Probe, layer_reduce: str = "mean") -> Callable[[],
     Options:
         layer_reduce: "mean" over blocks (paper) or "sum".
     """
-    _check("layer_reduce", layer_reduce)
     activations = _Activations()
     probe.loss.watch(activations)
 

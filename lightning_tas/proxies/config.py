@@ -30,7 +30,7 @@ class BenchConfig:
 class ScoringConfig:
     """Scoring between epochs of supernet training."""
 
-    proxies: list[str] = field(default_factory=list)  # empty: no scoring
+    proxies: Any = field(default_factory=list)  # names, or all; empty: no scoring
     networks: int = 50  # sampled once, the same in every epoch
     every_n_epochs: int = 1
     batch_size: int = 16

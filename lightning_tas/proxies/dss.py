@@ -11,15 +11,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.nuclear import nuclear_norms
 from lightning_tas.proxies.passes import Pass
 from lightning_tas.proxies.probe import Measured, Probe, per_block
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, least, one_of, register
 from lightning_tas.proxies.roles import Layer
 from lightning_tas.proxies.synflow import ones_pass
 
@@ -37,11 +37,6 @@ class Choice:
     layers: str
 
     def __post_init__(self) -> None:
-        for name, value, valid in (("mode", self.mode, MODES), ("qkv", self.qkv, QKV), ("layers", self.layers, LAYERS)):
-            if value not in valid:
-                raise unknown(f"{name} of dss", value, valid)
-        if self.head_weight < 0:
-            raise UserError(f"head_weight of dss: {self.head_weight} must not be negative (0, 1 or 2)")
         changed = self.signed or self.qkv != "fused" or self.head_weight or self.layers != "paper"
         if self.mode == "released" and changed:
             warnings.warn("dss: signed, qkv, head_weight and layers have no effect with mode='released'", stacklevel=2)
@@ -100,11 +95,11 @@ def _as_released(name: str, weight: Tensor) -> Tensor:
 )
 def dss(
     probe: Probe,
-    mode: str = "paper",
+    mode: Annotated[str, one_of(MODES)] = "paper",
     signed: bool = False,
-    qkv: str = "fused",
-    head_weight: float = 0,
-    layers: str = "paper",
+    qkv: Annotated[str, one_of(QKV)] = "fused",
+    head_weight: Annotated[float, least(0)] = 0,
+    layers: Annotated[str, one_of(LAYERS)] = "paper",
 ) -> Callable[[], Measured]:
     """Nuclear norms of attention gradients times those of its weights, plus SNIP of the MLPs, for an image of ones.
 

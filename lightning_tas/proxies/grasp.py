@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lightning_tas.errors import UserError
 from lightning_tas.proxies.probe import Measured, Probe, per_block
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, above, register
 from lightning_tas.proxies.sample_norms import dead_layer
 
 
@@ -30,10 +30,8 @@ from lightning_tas.proxies.sample_norms import dead_layer
     equation="sum -W * (H g)",
     cost="1 forward, backward and backward of the backward: about 4 forwards and backwards",
 )
-def grasp(probe: Probe, temperature: float = 1.0) -> Callable[[], Measured]:
+def grasp(probe: Probe, temperature: Annotated[float, above(0)] = 1.0) -> Callable[[], Measured]:
     """Change of the gradient's flow by removing weights: -w * Hg, logits divided by `temperature` before the loss."""
-    if not temperature > 0:
-        raise UserError(f"temperature: {temperature} is not valid; it must be greater than 0")
 
     def measure() -> Measured:
         values = {name: value.detach() for name, value in probe.net.named_parameters()}

@@ -40,7 +40,8 @@ def seeded(seed: int, *purpose: int | str) -> Iterator[None]:
     """Draw from torch's CPU generator as a function of (seed, purpose), leaving it as it was."""
     # The generator is the process's: threads take turns.
     with _GENERATOR, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, *purpose))
+        # torch.manual_seed would seed the generators of accelerators too.
+        torch.default_generator.manual_seed(derive(seed, *purpose))
         yield
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_tas.errors import UserError
 from lightning_tas.proxies.probe import Measured, Probe
 from lightning_tas.proxies.registry import Needs, register
 
@@ -21,15 +20,13 @@ K = 1e-5
 
 @register(
     "jacob_cov",
-    needs=Needs(data=True, backward=True),
+    needs=Needs(data=True, backward=True, images=2),
     paper="Mellor et al. 2020, https://arxiv.org/abs/2006.04647v1",
     equation="-sum_b (log(nu_b + k) + 1 / (nu_b + k)), k = 1e-5",
     cost="1 forward and backward",
 )
 def jacob_cov(probe: Probe) -> Callable[[], Measured]:
     """Spread of the eigenvalues of the correlation of input Jacobians, in float64."""
-    if len(probe.images) < 2:
-        raise UserError("jacob_cov: a correlation needs at least 2 images")
     logits = probe.logits
     logits.want_image_gradients()
     return lambda: Measured(spread(logits.image_gradients.flatten(1)))

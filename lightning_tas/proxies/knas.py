@@ -9,32 +9,35 @@ gradients of the first half of the images with those of the second half, both ce
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.passes import Watcher
 from lightning_tas.proxies.probe import Measured, Probe, per_block
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, one_of, register
 from lightning_tas.proxies.roles import Layer
 
 VARIANTS = ("exact", "reference")
 TENSORS, ENTRIES = 11, 50
 
 
+def _images(options: Mapping[str, Any]) -> int:
+    """The released code compares halves of the batch, each of which is centred."""
+    return 4 if options["variant"] == "reference" else 1
+
+
 @register(
     "knas",
-    needs=Needs(data=True, labels=True, backward=True),
+    needs=Needs(data=True, labels=True, backward=True, images=_images),
     paper="Xu et al. 2021, https://proceedings.mlr.press/v139/xu21m.html",
     equation="(1 / B^2) sum_{a,b} <g_a, g_b> = ||mean_b g_b||^2",
     cost="1 forward and backward",
 )
-def knas(probe: Probe, variant: str = "exact") -> Callable[[], Measured]:
+def knas(probe: Probe, variant: Annotated[str, one_of(VARIANTS)] = "exact") -> Callable[[], Measured]:
     """Mean of the Gram matrix of gradients, summed over layers; ``variant="reference"`` is the released code's."""
-    if variant not in VARIANTS:
-        raise unknown("knas: variant", variant, VARIANTS)
     return _exact(probe) if variant == "exact" else _reference(probe)
 
 
@@ -67,8 +70,6 @@ class _Halves(Watcher):
 
 
 def _reference(probe: Probe) -> Callable[[], Measured]:
-    if len(probe.images) < 4:
-        raise UserError(f"knas: variant 'reference' compares halves of the batch; {len(probe.images)} images are < 4")
     large = [layer for layer in probe.weighted if layer.module.weight.numel() >= ENTRIES]  # type: ignore[operator]
     halves = _Halves(tuple(large[:TENSORS]))
     probe.loss.watch(halves)

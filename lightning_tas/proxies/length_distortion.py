@@ -20,17 +20,17 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError
 from lightning_tas.proxies.features import features
 from lightning_tas.proxies.probe import Measured, Probe
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, least, one_of, register
 from lightning_tas.proxies.roles import NORM, find_layers
 from lightning_tas.supernets import network
 from lightning_tas.supernets.checkpoints import adapt_weights
@@ -47,14 +47,12 @@ NORMS = ("identity", "keep")
     cost="2 forwards of 500 images of one patch per repeat",
 )
 def length_distortion(
-    probe: Probe, points: int = 500, repeat: int = 3, norms: str = "identity"
+    probe: Probe,
+    points: Annotated[int, least(1)] = 500,
+    repeat: Annotated[int, least(1)] = 3,
+    norms: Annotated[str, one_of(NORMS)] = "identity",
 ) -> Callable[[], Measured]:
     """Length of the image of a circle of images; `norms`: replaced by the identity, or "keep"."""
-    if norms not in NORMS:
-        raise unknown("norms", norms, NORMS)
-    for name, value in (("points", points), ("repeat", repeat)):
-        if value < 1:
-            raise UserError(f"{name}: {value} is not valid; it must be at least 1")
 
     def measure() -> Measured:
         net, side = one_patch_twin(probe.net)

@@ -26,8 +26,8 @@ from lightning_tas.proxies.initialise import DEFAULT, INHERITED, check_method
 from lightning_tas.proxies.keep import InMemory, Keeper, OnDisk
 from lightning_tas.proxies.nuclear import NormCache
 from lightning_tas.proxies.probe import Probe, quiet
-from lightning_tas.proxies.registry import Proxy, chosen, proxy
-from lightning_tas.proxies.scorer import make_probe, score_network
+from lightning_tas.proxies.registry import Proxy, chosen
+from lightning_tas.proxies.scorer import check_arch, check_arguments, make_probe, score_network
 from lightning_tas.proxies.shards import Share, share_of
 from lightning_tas.proxies.table import Row, Scores
 
@@ -62,7 +62,7 @@ def score_many(
         mode: "exact", or "inherited": all networks share the gradient of the widest one, see `inherited`; for params,
             macs, snip, plain, grad_norm, synflow, dss and what is combined from them.
         seed, images, labels, batch_size, init, build, device: as of `score_one`; one batch serves all networks.
-        options: by proxy, e.g. ``{"dss": {"mode": "released"}}``.
+        options: by proxy, e.g. ``{"dss": {"mode": "released"}}``; those of a rank-combined one go to its components.
         path: CSV file to which every finished network is appended; memory then does not grow with their number.
         resume: continue `path`, which must hold scores of the same networks under the same settings; else begin anew.
         shard: (rank, world), this process's share. By default the ranks of an initialised process group share the
@@ -71,21 +71,32 @@ def score_many(
         progress: show a bar.
 
     Raises:
-        UserError: unknown proxy, mode, option or method; an architecture that the supernet cannot hold; a `path` with
-            other networks or settings, or which cannot be written.
+        UserError: unknown proxy, mode, option or method; a proxy that is asked for by itself with other options than
+            one combined of it wants, or that needs more images; an architecture that the supernet cannot hold; a `path`
+            with other networks or settings, or which cannot be written.
     """
     if mode not in MODES:
         raise unknown("mode", mode, MODES)
     wanted = chosen(names)
-    parts, given = components(wanted, options or {})
+    parts, given = components(wanted, {} if options is None else options)
     if init is not None:
         check_method(init, inherited=net is not None)
+    check_arguments(parts, given, seed, images, labels, batch_size, device)
+    if isinstance(archs, Sized) and not len(archs):
+        raise _nothing()
+    if shard is not None:
+        _check_shard(shard)
+    total = len(archs) if isinstance(archs, Sized) else None
+    archs = _checked(archs)
     setting = Setting(net, seed, images, labels, batch_size, init, device, build)
     scorer: Exact | Inherited
     if mode == "inherited":
         tables = setting.tables(parts, given)
         if path is None and shard is None:
-            return tables.scores(archs, wanted)  # cheaper than talking about it
+            found = tables.scores(archs, wanted)  # cheaper than talking about it
+            if not len(found):
+                raise _nothing()
+            return found
         scorer = Inherited(tables, parts)
     else:
         scorer = Exact(setting, parts, given)
@@ -93,11 +104,13 @@ def score_many(
     keeper: Keeper = InMemory(parts, share)
     if path is not None:
         keeper = OnDisk(Path(path), parts, share, setting.facts(mode, parts, given), resume)
-    total = len(archs) if isinstance(archs, Sized) else None
-    number = _walk(scorer, keeper, share, _bar(_decoded(net, archs), total, progress))
-    if not number:
-        raise UserError("archs: there are none to score")
-    return keeper.end(wanted, number)
+    try:
+        number = _walk(scorer, keeper, share, _bar(_decoded(net, archs), total, progress))
+        if not number:
+            raise _nothing()
+        return keeper.end(wanted, number)
+    finally:
+        keeper.close()  # a file is locked until then, also against other processes
 
 
 @dataclass
@@ -272,20 +285,69 @@ def _bar(archs: Iterable[Architecture], total: int | None, progress: bool) -> It
 
 
 def components(wanted: Sequence[Proxy], options: Options) -> tuple[list[Proxy], dict[str, dict[str, Any]]]:
-    """The proxies to run, each once, with their options: those of a rank-combined one go to its components."""
-    parts: dict[str, Proxy] = {}
-    given: dict[str, dict[str, Any]] = {}
-    for one in wanted:
-        for part in [proxy(name) for name in one.combines] or [one]:
-            parts[part.name] = part
-            for source in {one.name, part.name} & set(options):
-                part.check_options(options[source])
-                if given.setdefault(part.name, dict(options[source])) != dict(options[source]):
-                    raise UserError(f"options: {one.name} and {part.name} want other options of {part.name}")
+    """The proxies to run, each once, with their options, checked: those of a rank-combined one go to its components.
+
+    A component is scored once for all who want it, so `UserError` where they want it with different options.
+    """
+    _check_mapping(options)
+    known = {one.name: one for wish in wanted for one in (wish, *wish.parts)}
     for name in options:
-        if name not in parts and name not in {one.name for one in wanted}:
-            raise unknown("options", name, [*parts, *(one.name for one in wanted if one.combines)])
-    return list(parts.values()), given
+        if name not in known:
+            raise unknown("options", name, known)
+    parts: dict[str, Proxy] = {}
+    given: dict[str, tuple[str, dict[str, Any]]] = {}  # by part: who wants it first, and how
+    for wish in wanted:
+        shared = wish.shared(options.get(wish.name, {}))
+        for part in wish.parts:
+            own, more = part.shared(options.get(part.name, {}))[part.name], shared[part.name]
+            now = wish.name, {**own, **more}
+            _agree(part, (part.name, {**more, **own}), now)
+            _agree(part, given.setdefault(part.name, now), now)
+            parts[part.name] = part
+    return list(parts.values()), {name: own for name, (_, own) in given.items() if own}
+
+
+def _check_mapping(options: Any) -> None:
+    if not isinstance(options, Mapping) or not all(isinstance(given, Mapping) for given in options.values()):
+        raise UserError(
+            f"options: {options!r} is not valid; valid: a mapping of mappings, as {{'dss': {{'mode': 'released'}}}}"
+        )
+
+
+def _agree(part: Proxy, one: tuple[str, dict[str, Any]], two: tuple[str, dict[str, Any]]) -> None:
+    """Refuse two wishes (whose, options) for other options of `part`."""
+    for key, default in part.options.items():
+        left, right = one[1].get(key, default), two[1].get(key, default)
+        if left != right:
+            raise UserError(
+                f"options: {one[0]} and {two[0]} want other options of {part.name}: {key}={left!r} "
+                f"and {key}={right!r}; give both the same, or score them apart"
+            )
+
+
+def _nothing() -> UserError:
+    return UserError("archs: there are none to score")
+
+
+def _check_shard(shard: Any) -> None:
+    pair = isinstance(shard, Sequence) and len(shard) == 2
+    if not pair or not all(isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in shard):
+        raise UserError(f"shard: {shard!r} is not valid; expected (rank, world), two whole numbers")
+
+
+def _checked(archs: Any) -> Iterable[Architecture] | np.ndarray:
+    """`archs`, of which each that is no architecture is refused when its turn comes."""
+    if isinstance(archs, np.ndarray):
+        return archs
+    if not isinstance(archs, Iterable) or isinstance(archs, (Architecture, str, Mapping)):
+        raise UserError(f"archs: {archs!r} is not valid; valid: a list of architectures, or codes (N, columns)")
+
+    def each() -> Iterator[Architecture]:
+        for place, arch in enumerate(archs):
+            check_arch(f"archs: network {place}", arch)
+            yield arch
+
+    return each()
 
 
 def _decoded(net: Any, archs: Iterable[Architecture] | np.ndarray) -> Iterator[Architecture]:

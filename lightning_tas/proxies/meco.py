@@ -12,14 +12,14 @@ Rows as many as observations, or more, are linearly dependent once centred: lamb
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from lightning_tas.errors import unknown
 from lightning_tas.proxies.passes import Watcher
 from lightning_tas.proxies.probe import Measured, Probe, per_block
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, one_of, register
 from lightning_tas.proxies.roles import Layer
 
 ROWS = ("tokens", "channels", "min")
@@ -60,12 +60,10 @@ class _Correlations(Watcher):
     equation="sum over layers of the least eigenvalue of the correlation of one image's features",
     cost="1 forward (shared with snip) and an eigenvalue problem per layer",
 )
-def meco(probe: Probe, rows: str = "tokens", modules: str = "layers") -> Callable[[], Measured]:
+def meco(
+    probe: Probe, rows: Annotated[str, one_of(ROWS)] = "tokens", modules: Annotated[str, one_of(MODULES)] = "layers"
+) -> Callable[[], Measured]:
     """Least eigenvalues of feature correlations; rows of a sequence: tokens, channels, or the fewer of both (min)."""
-    if rows not in ROWS:
-        raise unknown("rows", rows, ROWS)
-    if modules not in MODULES:
-        raise unknown("modules", modules, MODULES)
     if modules == "all":
         return lambda: _every_module(probe, rows)
     watcher = _Correlations(rows)

@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError
 from lightning_tas.proxies.passes import Pass, Watcher
 from lightning_tas.proxies.probe import Measured, Probe, per_block
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, least, one_of, register
 from lightning_tas.proxies.roles import NORM, Layer, block_names
 from lightning_tas.proxies.sample_norms import bias_gradients, dead_layer, squared, weight_norms
 
@@ -99,7 +100,11 @@ class _Copies:
     cost="1 forward and backward per probe, with norms of gradients per image",
 )
 def ntkt(
-    probe: Probe, variant: str = "eq13", params: str = "all", probes: int = 1, output: str = "block"
+    probe: Probe,
+    variant: Annotated[str, one_of(VARIANTS)] = "eq13",
+    params: Annotated[str, one_of(PARAMS)] = "all",
+    probes: Annotated[int, least(1)] = 1,
+    output: Annotated[str, one_of(OUTPUTS)] = "block",
 ) -> Callable[[], Measured]:
     """Trace of the NTK of the last block's tokens, estimated by `probes` random vectors, the same for one seed.
 
@@ -107,14 +112,6 @@ def ntkt(
     tokens of the last "block", or those after the final "norm", whose parameters then count among all: a block of ETAS
     ends with a norm, one of a ViT does not.
     """
-    if variant not in VARIANTS:
-        raise unknown("ntkt: variant", variant, VARIANTS)
-    if params not in PARAMS:
-        raise unknown("ntkt: params", params, PARAMS)
-    if output not in OUTPUTS:
-        raise unknown("ntkt: output", output, OUTPUTS)
-    if probes < 1:
-        raise UserError(f"ntkt: probes {probes} must be at least 1")
     last = _last(probe, output)
     seen = [_watch(probe, variant, params == "all", last, i) for i in range(probes)]
     expected = tuple(layer for layer in probe.of(*PAPER_ROLES))

@@ -4,6 +4,8 @@ A proxy is a factory: called with a `Probe` and its options it says which shared
 callable that gives the `Measured` numbers. So all proxies of one network look at the same forward and backward passes.
 Rank-combined proxies have no factory but components and a rule for a whole comparison set. Further proxies register by
 the decorator or by an entry point of the group "lightning_tas.proxies" (a module to import).
+
+The annotation of an option says what is valid: ``repeat: Annotated[int, least(1)] = 4``. It is checked before any work.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +35,94 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
+class Rule:
+    """What the value of an option must be besides its type: in words that follow the type's, and as a test.
+
+    `choices` are all valid values where they can be listed. The test may also raise a UserError of its own.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+    choices: tuple[Any, ...] = ()
+
+
+def least(number: float) -> Rule:
+    """The rule of a number that has a least value."""
+    return Rule(f"of at least {number:g}", lambda value: bool(value >= number))
+
+
+def above(number: float) -> Rule:
+    """The rule of a number greater than another."""
+    return Rule(f"above {number:g}", lambda value: bool(value > number))
+
+
+def one_of(choices: Iterable[Any]) -> Rule:
+    """The rule of a value that is among `choices`."""
+    listed = tuple(choices)
+    return Rule("", lambda value: value in listed, listed)
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an annotation says of an option: its types (empty: nothing is known, all is valid) and further rules."""
+
+    kinds: tuple[type, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    @classmethod
+    def of(cls, annotation: Any) -> Option:
+        """Read a type, a union of types or choices (Literal), with rules or not (Annotated)."""
+        rules: tuple[Rule, ...] = ()
+        if get_origin(annotation) is Annotated:
+            annotation, *more = get_args(annotation)
+            rules = tuple(rule for rule in more if isinstance(rule, Rule))
+        if get_origin(annotation) is Literal:
+            return cls(tuple({type(choice) for choice in get_args(annotation)}), (one_of(get_args(annotation)), *rules))
+        kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        return cls(kinds if all(kind in _KINDS for kind in kinds) else (), rules)
+
+    def settled(self, key: str, value: Any) -> Any:
+        """`value`, of NumPy's types as a plain one; `UserError` naming `key` where it is not valid."""
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None and NoneType in self.kinds:
+            return None
+        if self._fits(value) and all(rule.holds(value) for rule in self.rules):
+            return value
+        choices = [choice for rule in self.rules for choice in rule.choices]
+        if choices:
+            raise unknown(key, value, choices)
+        types = " or ".join(_KINDS[kind] for kind in self.kinds if kind is not NoneType)
+        words = " ".join(
+            [types, *(rule.words for rule in self.rules), *(["or null"] if NoneType in self.kinds else [])]
+        )
+        raise UserError(f"{key}: {value!r} is not valid; valid: {words}")
+
+    def _fits(self, value: Any) -> bool:
+        if not self.kinds:
+            return True
+        if isinstance(value, bool):  # of Python's whole numbers, not of ours
+            return bool in self.kinds
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        return isinstance(value, self.kinds) or (isinstance(value, int) and float in self.kinds)
+
+
+@dataclass(frozen=True)
 class Needs:
-    """What a proxy must be given and what it makes the network do."""
+    """What a proxy must be given and what it makes the network do.
+
+    images: how many it needs at least, a number or a function of all its options.
+    """
 
     data: bool = False
     labels: bool = False
     backward: bool = False
     per_sample: bool = False
+    images: int | Callable[[Mapping[str, Any]], int] = 1
 
 
 @dataclass(frozen=True)
@@ -65,18 +150,45 @@ class Proxy:
     options: Mapping[str, Any] = field(default_factory=dict)
     factory: Factory | None = field(default=None, repr=False, compare=False)
     combine: Combine | None = field(default=None, repr=False, compare=False)
+    checks: Mapping[str, Option] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def parts(self) -> list[Proxy]:
+        """The proxies to run for this one: its components, or itself."""
+        return [proxy(name) for name in self.combines] or [self]
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """`UserError` for an option that this proxy does not have."""
+        """`UserError` for an option that this proxy does not have, or a value that cannot be meant."""
+        self.shared(options)
+
+    def shared(self, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """`options`, checked, by proxy to run: those of a rank-combined one go to every component that has them."""
+        valid = sorted({key for part in self.parts for key in part.options})
         for key in options:
-            if key not in self.options:
-                raise unknown(f"option of proxy {self.name!r}", key, sorted(self.options))
+            if key not in valid:
+                raise unknown(f"option of proxy {self.name!r}", key, valid)
+        return {part.name: part._settled(options) for part in self.parts}
+
+    def _settled(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        own = {key: value for key, value in options.items() if key in self.options}
+        return {key: self.checks[key].settled(f"{key} of {self.name}", value) for key, value in own.items()}
+
+    def check_images(self, number: int, options: Mapping[str, Any], key: str) -> None:
+        """`UserError` naming `key` where a batch of so many images cannot do, whatever the network is."""
+        wanted = self.needs.images
+        enough = wanted if isinstance(wanted, int) else wanted({**self.options, **options})
+        if number < enough:
+            given = "".join(f" with {name}={value!r}" for name, value in options.items())
+            raise UserError(
+                f"{key}: proxy {self.name!r}{given} needs at least {enough} images, and its batch has {number}"
+            )
 
     def make(self, probe: Probe, **options: Any) -> Callable[[], Measured]:
         """Announce what must be watched; the result gives the numbers."""
         assert self.factory is not None, f"{self.name} is combined from {self.combines}"
-        self.check_options(options)
-        return self.factory(probe, **options)
+        own = self.shared(options)[self.name]
+        self.check_images(len(probe.images), own, "images")
+        return self.factory(probe, **own)
 
 
 _PROXIES: dict[str, Proxy] = {}
@@ -109,6 +221,7 @@ def register(
             raise UserError(f"proxy: {name!r} is registered already")
         signature = inspect.signature(made).parameters.values()
         options = {p.name: p.default for p in signature if p.default is not inspect.Parameter.empty}
+        checks = {p.name: Option.of(_annotation(made, p)) for p in signature if p.name in options}
         factory: Factory | None = None
         if not combines:
             factory = functools.partial(functools.partial, made) if function else made
@@ -127,10 +240,21 @@ def register(
             options,
             factory,
             made if combines else None,
+            checks,
         )
         return made
 
     return add
+
+
+def _annotation(made: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """A parameter's annotation; an empty one, which allows all, where its names are known to type checkers alone."""
+    if not isinstance(parameter.annotation, str):
+        return parameter.annotation
+    try:
+        return eval(parameter.annotation, getattr(made, "__globals__", {}))
+    except Exception:
+        return inspect.Parameter.empty
 
 
 @functools.cache
@@ -159,16 +283,19 @@ def proxies() -> dict[str, Proxy]:
 def proxy(name: str) -> Proxy:
     """The proxy called `name`; `UserError` with the nearest one if there is none."""
     known = proxies()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise unknown("proxy", name, known)
     return known[name]
 
 
 def chosen(names: str | Sequence[str]) -> list[Proxy]:
     """The proxies that `names` means: "all", one name, or several; each once, in the order given."""
-    if names == "all":
+    if isinstance(names, str) and names == "all":
         return list(proxies().values())
-    listed = [names] if isinstance(names, str) else list(names)
+    valid = f"valid: all, a name, or a list of names: {', '.join(proxies())}"
+    if not isinstance(names, Iterable) or isinstance(names, Mapping):
+        raise UserError(f"proxies: {names!r} is not valid; {valid}")
+    listed = [proxy(name) for name in ([names] if isinstance(names, str) else names)]
     if not listed:
-        raise UserError(f"proxies: none are named; valid: all, {', '.join(proxies())}")
-    return [proxy(name) for name in dict.fromkeys(listed)]
+        raise UserError(f"proxies: none are named; {valid}")
+    return list({one.name: one for one in listed}.values())

@@ -6,6 +6,7 @@ draw comes from a generator of the seed, and modes, gradients, hooks and the glo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import UserError
+from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.initialise import DEFAULT, INHERITED, METHODS, check_method, fresh, redraw
 from lightning_tas.proxies.probe import Measured, Notes, Probe, gaussian_batch, private_copy, quiet, settled
 from lightning_tas.proxies.registry import Proxy, proxy
@@ -52,15 +53,74 @@ def score_one(
         UserError: unknown proxy, option or method; images that the network cannot take; labels outside its classes.
     """
     chosen = proxy(name)
-    parts = [proxy(part) for part in chosen.combines] or [chosen]
-    for part in parts:
-        part.check_options(options)
+    given = chosen.shared(options)
+    check_arguments(chosen.parts, given, seed, images, labels, batch_size, device)
+    if arch is not None:
+        check_arch("arch", arch)
     with quiet():
         probe = make_probe(net, arch, seed, images, labels, batch_size, init, device, build)
-        found = score_network(parts, probe, {part.name: options for part in parts})
+        found = score_network(chosen.parts, probe, given)
     if chosen.combine is None:
         return found[name]
     return combined(chosen, [found])[0]
+
+
+def check_arguments(
+    parts: Sequence[Proxy],
+    options: Options,
+    seed: Any,
+    images: Any,
+    labels: Any,
+    batch_size: Any,
+    device: Any,
+) -> None:
+    """Refuse arguments of `score_one` that no network could be scored with; the network says more (`batch_for`)."""
+    whole("seed", seed, -math.inf)
+    whole("batch_size", batch_size, 1)
+    if images is None and labels is not None:
+        raise UserError("labels: given without images")
+    for key, tensor, shape in (("images", images, "(B, C, H, W)"), ("labels", labels, "(B,)")):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"{key}: of type {type(tensor).__name__}, which is not valid; valid: a tensor {shape}")
+        if tensor.is_complex():
+            raise UserError(f"{key}: {str(tensor.dtype).removeprefix('torch.')} is not valid; valid: real numbers")
+    if images is not None and (images.ndim != 4 or not len(images)):
+        raise UserError(f"images: shape {tuple(images.shape)} is not (B, C, H, W)")
+    if labels is not None and labels.is_floating_point():
+        wrong = labels[~(labels.isfinite() & (labels == labels.round()))]
+        if len(wrong):
+            raise UserError(f"labels: {wrong[0].item()} is not valid; valid: whole numbers, the classes of the images")
+    key, number = ("batch_size", batch_size) if images is None else ("images", len(images))
+    for part in parts:
+        part.check_images(number, options.get(part.name, {}), key)
+    if device is not None:
+        check_device(device)
+
+
+def whole(key: str, value: Any, least: float) -> int:
+    """`value`, refused where it is no whole number, or one below `least`."""
+    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not number or value < least:
+        valid = "a whole number" if least == -math.inf else f"{least} or above"
+        raise UserError(f"{key}: {value!r} is not valid; valid: {valid}")
+    return int(value)
+
+
+def check_arch(key: str, arch: Any) -> None:
+    """Refuse what is no architecture."""
+    if not isinstance(arch, Architecture):
+        raise UserError(f"{key}: {arch!r} is not valid; valid: instances of lightning_tas.Architecture")
+
+
+def check_device(device: Any) -> None:
+    """Refuse a device that torch does not know, or cannot compute on here."""
+    try:
+        torch.empty(1, device=torch.device(device)).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
+        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise unknown("device", device if isinstance(device, str) else str(device), here) from None
 
 
 def make_probe(
@@ -140,19 +200,15 @@ def _place(net: nn.Module | None) -> torch.device:
 def batch_for(
     net: nn.Module, seed: int, images: Tensor | None, labels: Tensor | None, batch_size: int
 ) -> tuple[Tensor, Tensor]:
-    """The batch given, checked, or one drawn from `seed`; detached, images in float32."""
+    """The batch given, checked against the network, or one drawn from `seed`; detached, images in float32."""
     options = getattr(net, "options", {})
     classes = int(getattr(net, "num_classes", 0))
     if images is None:
-        if labels is not None:
-            raise UserError("labels: given without images")
         if not hasattr(net, "img_size"):
             raise UserError("images: the network does not say what images it takes (net.img_size): give a batch")
         size = net.img_size
         assert isinstance(size, Sequence)
         return gaussian_batch(seed, batch_size, int(options.get("in_chans", 3)), (int(size[0]), int(size[1])), classes)
-    if images.ndim != 4 or not len(images):
-        raise UserError(f"images: shape {tuple(images.shape)} is not (B, C, H, W)")
     if labels is None:
         _, labels = gaussian_batch(seed, len(images), 1, (1, 1), classes)
     if tuple(labels.shape) != (len(images),):

@@ -13,6 +13,7 @@ several stages every block counts with the width and the tokens of its own stage
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from scipy.special import logsumexp
@@ -21,7 +22,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.families import RULES, widths
 from lightning_tas.proxies.probe import Measured, Probe
-from lightning_tas.proxies.registry import register
+from lightning_tas.proxies.registry import one_of, register
 from lightning_tas.supernets.pit import stage_grids
 
 WIDTHS = ("embed", "qkv")
@@ -35,7 +36,7 @@ WIDTHS = ("embed", "qkv")
     function=True,
     light=True,
 )
-def sept(probe: Probe, width: str = "embed") -> Measured:
+def sept(probe: Probe, width: Annotated[str, one_of(WIDTHS)] = "embed") -> Measured:
     """Bound of the separation rank. `width`: d_l is the block's "embed" width, or that of its queries, "qkv"."""
     arch, grid = getattr(probe.net, "arch", None), getattr(probe.net, "grid_size", None)
     if arch is None or grid is None:

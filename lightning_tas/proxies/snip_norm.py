@@ -10,16 +10,17 @@ its own, and ``score_many(mode="inherited")`` and `search` have the shared ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from lightning_tas.architecture import Architecture, Block, Stage
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError
 from lightning_tas.proxies.cuts import widest
 from lightning_tas.proxies.passes import Pass
 from lightning_tas.proxies.probe import Measured, Probe
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, Rule, one_of, register
 from lightning_tas.proxies.roles import block_names
 from lightning_tas.spaces import space as resolve_space
 from lightning_tas.spaces import space_names
@@ -30,6 +31,14 @@ Sums = Mapping[tuple[str, str], Tensor]
 """By (block, "" or a matrix in it): a float64 scalar."""
 
 
+def _is_space(name: str) -> bool:
+    try:
+        resolve_space(name)
+    except UserError as error:
+        raise UserError(f"space of snip_norm: {str(error).removeprefix('space: ')}") from None
+    return True
+
+
 @register(
     "snip_norm",
     needs=Needs(data=True, backward=True),
@@ -38,7 +47,10 @@ Sums = Mapping[tuple[str, str], Tensor]
     cost="1 forward and backward, and once per source of weights 1 of the largest network",
 )
 def snip_norm(
-    probe: Probe, norm: str = "paper", loss: str = "logits", space: str | None = None
+    probe: Probe,
+    norm: Annotated[str, one_of(NORMS)] = "paper",
+    loss: Annotated[str, one_of(LOSSES)] = "logits",
+    space: Annotated[str | None, Rule("that names a space", _is_space)] = None,
 ) -> Callable[[], Measured]:
     """SNIP of every block, norms and biases included, in units of the same block of the space's largest network.
 
@@ -51,10 +63,6 @@ def snip_norm(
         loss: "logits" as released, free of labels (and of data, with Gaussian images); "ce" as in the paper's text.
         space: name of the space whose largest network is meant.
     """
-    if norm not in NORMS:
-        raise unknown("norm of snip_norm", norm, NORMS)
-    if loss not in LOSSES:
-        raise unknown("loss of snip_norm", loss, LOSSES)
     source = _objective(probe, loss)
     source.want_gradients()
     return lambda: _measure(probe, source, norm, loss, space)

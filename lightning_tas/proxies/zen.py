@@ -11,15 +11,15 @@ The second term undoes what batch norms (k) hide; a ViT has none and a layer nor
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from lightning_tas.errors import UserError
 from lightning_tas.proxies.features import features
 from lightning_tas.proxies.gaussian import gaussian_weights
 from lightning_tas.proxies.probe import Measured, Probe
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, least, register
 
 
 @register(
@@ -30,10 +30,8 @@ from lightning_tas.proxies.registry import Needs, register
     equation="log E ||f(x) - f(x + alpha e)||_1 + sum_BN log sqrt(mean var), Algorithm 1",
     cost="2 forwards per repeat",
 )
-def zen(probe: Probe, repeat: int = 4, alpha: float = 0.01) -> Callable[[], Measured]:
+def zen(probe: Probe, repeat: Annotated[int, least(1)] = 4, alpha: float = 0.01) -> Callable[[], Measured]:
     """Sensitivity of features to the image, at N(0, 1) weights; the paper has `repeat` 32."""
-    if repeat < 1:
-        raise UserError(f"repeat: {repeat} is not valid; it must be at least 1")
 
     @torch.no_grad()
     def measure() -> Measured:
@@ -45,7 +43,8 @@ def zen(probe: Probe, repeat: int = 4, alpha: float = 0.01) -> Callable[[], Meas
 
 def _zen(probe: Probe, turn: int, alpha: float) -> Tensor:
     generator = probe.generator("zen", "images", turn)
-    images, noise = (torch.randn(probe.images.shape, generator=generator).to(probe.images) for _ in range(2))
+    shape, kind = probe.images.shape, torch.float32  # whatever the default is, a seed means the same images
+    images, noise = (torch.randn(shape, generator=generator, dtype=kind).to(probe.images) for _ in range(2))
     weights = gaussian_weights(probe, "zen", "weights", turn)
     norms = [m for m in probe.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:  # the variance of this draw's two batches, whatever the network has seen before

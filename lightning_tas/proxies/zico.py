@@ -8,14 +8,14 @@ by per cents between float32 and float64. More batches are steadier.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lightning_tas.errors import UserError
 from lightning_tas.proxies.passes import Watcher
 from lightning_tas.proxies.probe import Measured, Probe, per_block
-from lightning_tas.proxies.registry import Needs, register
+from lightning_tas.proxies.registry import Needs, least, register
 from lightning_tas.proxies.roles import Layer
 
 
@@ -38,15 +38,13 @@ def inverse_variation(grads: Tensor, batches: int) -> Tensor:
 
 @register(
     "zico",
-    needs=Needs(data=True, labels=True, backward=True, per_sample=True),
+    needs=Needs(data=True, labels=True, backward=True, per_sample=True, images=lambda options: int(options["batches"])),
     paper="Li et al. 2023, https://arxiv.org/abs/2301.11300",
     equation="sum over layers of log sum_i mean_b |g_i| / std_b(g_i)",
     cost="1 forward and backward with gradients per image",
 )
-def zico(probe: Probe, batches: int = 2) -> Callable[[], Measured]:
+def zico(probe: Probe, batches: Annotated[int, least(2)] = 2) -> Callable[[], Measured]:
     """Inverse coefficient of variation of gradients between batches: the images, split into `batches` groups."""
-    if not 2 <= batches <= len(probe.images):
-        raise UserError(f"zico: batches {batches} must be from 2 to the number of images, {len(probe.images)}")
     groups = _Batches(batches)
     probe.loss.watch(groups)
     return lambda: per_block(probe, groups.terms)

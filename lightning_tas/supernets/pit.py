@@ -77,10 +77,9 @@ def stage_ratios(arch: Architecture) -> list[tuple[int, int, float]]:
 def check_arch(arch: object) -> Architecture:
     """`arch` if it is a PiT of possible sizes, else `UserError` with the numbers."""
     arch = check_family(arch, FAMILY)
-    if "base_dim" not in arch:
-        raise UserError(f"base_dim: this {FAMILY} architecture has none; its own values are {sorted(arch.keys())}")
+    dims = widths(arch)
     check_sizes(quantities(arch))
-    for s, (before, after) in enumerate(pairwise(widths(arch))):
+    for s, (before, after) in enumerate(pairwise(dims)):
         if after % before:
             raise UserError(
                 f"width of stage {s + 1}: {after} is no multiple of {before}, that of stage {s}, which the depthwise "

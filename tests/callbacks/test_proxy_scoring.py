@@ -278,6 +278,21 @@ def test_refusals(tmp_path: Path) -> None:
     for given in ({"networks": 1}, {"every_n_epochs": 0}, {"batch_size": 0}, {"eval_batches": 0}):
         with pytest.raises(UserError, match=f"{next(iter(given))}: . is not valid; valid: . or above"):
             ProxyScoring("snip", **given)
+    one = small.candidates()[0]
+    for networks in (2.5, True, None, "abc", [1, 2], [one], [one, one], {"networks": 3}):
+        with pytest.raises(UserError, match=r"^networks.* is not valid; valid: "):
+            ProxyScoring("snip", networks)  # type: ignore[arg-type]
+    for given in (
+        {"batch_size": "a"},
+        {"batch_size": 2.0},
+        {"every_n_epochs": None},
+        {"eval_batches": "a"},
+        {"seed": 1.5},
+    ):
+        with pytest.raises(UserError, match=f"^{next(iter(given))}: .* is not valid; valid: "):
+            ProxyScoring("snip", **given)
+    with pytest.raises(UserError, match="batch_size: proxy 'zico' needs at least 2 images, and its batch has 1"):
+        ProxyScoring(["snip", "zico"], batch_size=1)
     with pytest.raises(UserError, match="scoring: needs validation data"):
         fit(tmp_path, ProxyScoring("snip", 3), limit_val_batches=0)
     single = RetrainModule(
@@ -291,6 +306,8 @@ def test_refusals(tmp_path: Path) -> None:
     ("key", "value", "message"),
     [
         ("proxies", ["snip", "dzs"], "scoring.proxies: 'dzs' is not valid; .*Did you mean 'dss'"),
+        ("proxies", "dzs", "scoring.proxies: 'dzs' is not valid; .*Did you mean 'dss'"),
+        ("proxies", 3, "scoring.proxies: 3 is not valid; valid: all, a name"),
         ("networks", 1, "scoring.networks: 1 is not valid; valid: 2 or above"),
         ("every_n_epochs", 0, "scoring.every_n_epochs: 0"),
         ("batch_size", 0, "scoring.batch_size: 0"),
@@ -299,8 +316,9 @@ def test_refusals(tmp_path: Path) -> None:
 )
 def test_recipes_are_refused_by_key(key: str, value: Any, message: str) -> None:
     config = Config()
-    config.scoring.proxies = ["snip"]
-    validate(config)
+    for valid in ("snip", "all", ["snip"]):
+        config.scoring.proxies = valid
+        validate(config)
     setattr(config.scoring, key, value)
     with pytest.raises(UserError, match=message):
         validate(config)

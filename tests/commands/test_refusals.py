@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from lightning_tas.commands import build
+from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.entry import main
 from lightning_tas.errors import UserError
 from lightning_tas.launch.results import read_selection
@@ -101,3 +104,14 @@ def test_a_run_has_its_configuration_before_its_study(monkeypatch: pytest.Monkey
     assert main("fit", arguments(tmp_path, "a")) == 130
     folder = tmp_path / "runs" / "quickstart" / "a"
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
+def test_a_gpu_that_is_not_there(accelerator: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Never the CPU without a word; a plan for another machine is fine."""
+    wanted = f"trainer.accelerator={accelerator}"
+    with pytest.raises(UserError, match=f"trainer.accelerator: '{accelerator}' is not valid here"):
+        build.device(config_from("fit", arguments(tmp_path, "there", wanted)))
+    assert main("fit", arguments(tmp_path, "there", wanted, "plan=true")) == 0
+    assert "preferred architectures" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from lightning_tas.commands.compose import config_from, parse
@@ -182,16 +183,20 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["bench.options=3"], ["bench.options: 3", "{dss: {mode: released}}"]),
     (["bench.accuracies=[c_acc]"], ["bench.accuracies: 'c_acc'", "a_acc, b_acc"]),
     (["bench.accuracies=[]"], ["bench.accuracies: []"]),
+    (["bench.accuracies=[[a_acc]]"], ["bench.accuracies: ['a_acc']", "a_acc, b_acc"]),
     (["bench.init=xavier"], ["bench.init: 'xavier'", "xavier_normal"]),
     (["bench.images=real"], ["bench.images: 'real'", "gaussian, data"]),
     (["bench.inits=0"], ["bench.inits: 0"]),
     (["bench.networks=1"], ["bench.networks: 1"]),
     (["bench.family=autoformr"], ["autoformr", "Did you mean 'autoformer'"]),
+    (["bench.family=pit"], ["bench.path", "network 0: base_dim", "embed_dim"]),
     (["data.img_size=8"], ["network 0", "img_size"]),
     (["bench.images=data", "bench.batch_size=100000"], ["bench.batch_size: 100000", "synthetic"]),
     (["resume=absent"], ["resume: 'absent'"]),
     (["logger=wand"], ["logger: 'wand'"]),
 ]
+if not torch.cuda.is_available():
+    MISTAKES.append((["trainer.accelerator=gpu"], ["trainer.accelerator: 'gpu'", "auto, cpu"]))
 
 
 @pytest.mark.parametrize(("overrides", "words"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])

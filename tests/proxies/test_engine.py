@@ -353,3 +353,17 @@ def test_proxies_are_listed_in_a_fixed_order(registered: None) -> None:
     code = "import lightning_tas.proxies.ntsr, lightning_tas as tas; print(*tas.proxies())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == names[:-1]
+
+
+def test_drawing_weights_leaves_the_generators_of_accelerators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a score with fresh weights must not seed what training draws from."""
+
+    def seeded(_: int) -> None:
+        raise AssertionError("the generators of all GPUs were seeded")
+
+    net = network()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded)
+    before = torch.get_rng_state()
+    for method in ("default", *METHODS):
+        assert score_one("dss", net, init=method).valid
+    assert torch.equal(torch.get_rng_state(), before)

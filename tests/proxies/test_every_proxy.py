@@ -203,6 +203,21 @@ def test_every_proxy_on_every_family(name: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_in_float32_whatever_the_network_and_the_defaults_are(family: str) -> None:
+    archs = [middle(family), space(family).largest()]
+    expected, double = suite(family), copy.deepcopy(supernet(family)).double()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = tas.score_many(NAMES, double, archs, batch_size=BATCH)
+    finally:
+        torch.set_default_dtype(default)
+    for name in NAMES:
+        assert found.value(name).tolist() == expected.value(name).tolist(), name
+    assert {parameter.dtype for parameter in double.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_combined_proxies_rank_a_set(family: str) -> None:
     for name in (name for name in NAMES if tas.proxies()[name].combines):
         values = suite(family).value(name)

@@ -42,7 +42,7 @@ def test_equals_difference_of_gradients(small: Any, temperature: float) -> None:
 
 
 def test_temperature_that_is_not_positive_is_refused(small: Any) -> None:
-    with pytest.raises(UserError, match="temperature: 0 is not valid"):
+    with pytest.raises(UserError, match="temperature of grasp: 0 is not valid"):
         small.score("grasp", temperature=0)
 
 

@@ -103,7 +103,7 @@ def test_large_weights_without_norms_are_finite(small: Any) -> None:
 
 
 def test_mistakes_are_refused(small: Any) -> None:
-    with pytest.raises(UserError, match=r"norms: 'kept' is not valid.*keep"):
+    with pytest.raises(UserError, match=r"norms of length_distortion: 'kept' is not valid.*keep"):
         small.score("length_distortion", norms="kept")
-    with pytest.raises(UserError, match="points: 0 is not valid"):
+    with pytest.raises(UserError, match="points of length_distortion: 0 is not valid"):
         small.score("length_distortion", points=0)

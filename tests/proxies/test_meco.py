@@ -67,7 +67,7 @@ def test_constant_rows_count_as_the_reference_counts_them() -> None:
 
 
 def test_unknown_choices_are_refused(small: Any) -> None:
-    with pytest.raises(UserError, match=r"rows: 'token' is not valid.*tokens"):
+    with pytest.raises(UserError, match=r"rows of meco: 'token' is not valid.*tokens"):
         small.score("meco", rows="token")
-    with pytest.raises(UserError, match=r"modules: 'every' is not valid.*layers"):
+    with pytest.raises(UserError, match=r"modules of meco: 'every' is not valid.*layers"):
         small.score("meco", modules="every")

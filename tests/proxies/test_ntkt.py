@@ -180,7 +180,7 @@ def test_a_parameter_without_a_rule_is_refused() -> None:
         ({"variant": "eq12"}, "eq13"),
         ({"params": "most"}, "paper"),
         ({"output": "head"}, "block"),
-        ({"probes": 0}, "probes 0"),
+        ({"probes": 0}, "probes of ntkt: 0"),
         ({"probe": 1}, "probes"),
     ],
 )

@@ -225,8 +225,8 @@ def test_a_network_without_gradient_is_invalid(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("zico", {"batches": 1}, "batches 1"),
-        ("zico", {"batches": 6}, "number of images, 5"),
+        ("zico", {"batches": 1}, "batches of zico: 1"),
+        ("zico", {"batches": 6}, "at least 6 images, and its batch has 5"),
         ("knas", {"variant": "released"}, "reference"),
         ("knas", {"layers": 3}, "variant"),
     ],
@@ -240,7 +240,7 @@ def test_too_few_images() -> None:
     net = network("autoformer")
     with pytest.raises(UserError, match="at least 2"):
         tas.score_one("jacob_cov", net, batch_size=1)
-    with pytest.raises(UserError, match="halves"):
+    with pytest.raises(UserError, match="at least 4 images"):
         tas.score_one("knas", net, batch_size=3, variant="reference")
 
 

@@ -86,5 +86,5 @@ def test_batch_norms_give_back_the_scale_that_they_hide() -> None:
 
 
 def test_no_repeat_is_refused(small: Any) -> None:
-    with pytest.raises(UserError, match="repeat: 0 is not valid"):
+    with pytest.raises(UserError, match="repeat of zen: 0 is not valid"):
         small.score("zen", repeat=0)

@@ -1,0 +1,183 @@
+"""Files of scores: what damage says, torn ends, paths that are none, ten thousand networks."""
+
+from __future__ import annotations
+
+import os
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_tas as tas
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError
+from lightning_tas.proxies import stream
+from lightning_tas.proxies.keep import OnDisk
+from lightning_tas.proxies.score import Score
+from lightning_tas.proxies.shards import Share
+from lightning_tas.proxies.stream import settings_path
+from lightning_tas.proxies.table import Row, Scores
+from lightning_tas.spaces import isotropic
+
+SPACE = isotropic("mini", embed_dim=[16, 32], depth=[1, 2], num_heads=[1, 2], mlp_ratio=[1, 2])
+ARCHS = SPACE.sample(0, n=6)
+NET = tas.supernet(SPACE, num_classes=4, img_size=8, in_chans=1, patch_size=4)
+ALONE = Share(0, 1, talks=False)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a lock."""
+    monkeypatch.setattr(stream, "LOCK_SECONDS", 0.0)
+
+
+def score(path: Path, archs: list[Architecture] = ARCHS, **options: Any) -> Scores:
+    return tas.score_many("params", NET, archs, path=path, **options)
+
+
+def places(path: Path) -> list[int]:
+    return [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]]
+
+
+def keeper(path: Path, share: Share = ALONE, seed: int = 0, resume: bool = True) -> OnDisk:
+    settings = {"mode": "exact", "proxies": ["params"], "seed": seed}
+    return OnDisk(path, [tas.proxies()["params"]], share, settings, resume)
+
+
+def row(place: int, value: float = 1.0) -> Row:
+    return Row(place, ARCHS[place % 6], 10 + place, 100, {"params": Score(value, seconds=0.5)})
+
+
+def finish(one: OnDisk, number: int = 6) -> Scores:
+    return one.end([tas.proxies()["params"]], number)
+
+
+DAMAGE = {
+    "blank": b"\n",
+    "blanks": b"\n  \n",
+    "word": b"hello\n",
+    "no text": b"\xff\xfe\n",
+    "quote": b'"\n',
+    "zeros": b"\0" * 40 + b"\n",
+    "few": b"3,abc\n",
+    "carriage return": b"1\r2\n",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_inside_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "scores.csv"
+    score(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number in (1, 3, 6):
+        damaged = b"".join([*lines[:number], DAMAGE[kind], *lines[number:]])
+        path.write_bytes(damaged)
+        for options in ({}, {"shard": (0, 2)}):
+            with pytest.raises(UserError, match=rf"path: line {number + 1} of '.*scores.csv' is damaged.*resume=False"):
+                score(path, **options)
+        assert path.read_bytes() == damaged
+    (tmp_path / "scores.part1.csv").write_bytes(damaged)
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match=r"path: line 7 of '.*scores.part1.csv' is damaged"):
+        score(path)
+    assert score(path, resume=False).archs == ARCHS
+
+
+@pytest.mark.parametrize("column", range(10))
+@pytest.mark.parametrize("text", ["", '"', "\0", "x", "[1", "-1e"])
+def test_damage_of_any_field_is_named(tmp_path: Path, column: int, text: str) -> None:
+    path = tmp_path / "scores.csv"
+    one = keeper(path)
+    one.begin()
+    one.append(row(0)), one.append(row(1)), one.append(row(2))
+    finish(one)
+    raw = stream._line(
+        ["\1" if number == column else field for number, field in enumerate(stream._record(row(1), ["params"]))]
+    )
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = raw.replace(b"\1", text.encode())
+    path.write_bytes(b"".join(lines))
+    two = keeper(path)
+    if column in (1, 7) and text not in ('"', "\0"):  # the id and the reason are any text
+        assert len(two.begin()) == 3
+        two.close()
+        return
+    with pytest.raises(UserError, match=r"path: line 3 of '.*scores.csv' is damaged"):
+        two.begin()
+
+
+def test_blank_lines_and_a_torn_line_at_the_end_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "scores.csv"
+    score(path, ARCHS[:3])
+    whole = path.read_bytes()
+    for tail in (b"\n", b"\r\n \n\n", b"\n" * 100_000, b"3,ab", b"\0" * 5000, b"\xff", b'\n3,"', b"  "):
+        path.write_bytes(whole + tail)
+        assert score(path, ARCHS[:3]).archs == ARCHS[:3]
+        assert score(path).archs == ARCHS and path.read_bytes().startswith(whole) and places(path) == list(range(6))
+
+
+@pytest.mark.parametrize("text", ["[1]", "", "{", "3", "null", '"a"', "\0", "[" * 100_000])
+def test_damaged_settings_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.csv"
+    score(path)
+    before = path.read_bytes()
+    settings_path(path).write_text(text)
+    with pytest.raises(
+        UserError, match=r"path: '.*x.csv' exists, but not .* \(x.settings.json is damaged\).*resume=False"
+    ):
+        score(path)
+    assert path.read_bytes() == before
+    assert score(path, resume=False).archs == ARCHS
+    settings_path(path).write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"x.settings.json is damaged"):
+        score(path)
+
+
+@pytest.mark.parametrize("path", ["", ".", "..", "/", "a\0b", "/dev/null", "a" * 300])
+def test_paths_that_are_no_files(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for resume in (True, False):
+        with pytest.raises(UserError, match="path: "):
+            tas.score_many("params", NET, ARCHS, path=path, resume=resume)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_file_that_may_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "scores.csv"
+    score(path)
+    before, opened = path.read_bytes(), os.open
+
+    def refuse(name: Any, flags: int, *mode: Any, **options: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(13, "Permission denied")
+        return opened(name, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert score(path).archs == ARCHS and path.read_bytes() == before
+    with pytest.raises(UserError, match="cannot be written"):
+        score(tmp_path / "new.csv")
+
+
+def test_ten_thousand_networks_load_fast_in_little_memory(tmp_path: Path) -> None:
+    path, number = tmp_path / "scores.csv", 10_000
+    one = keeper(path)
+    one.begin()
+    one.append(row(0))
+    finish(one)
+    header, line = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header + b"".join(b"%d%s" % (place, line[1:]) for place in range(number)))
+    two = keeper(path)
+    began = time.process_time()
+    assert len(two.begin()) == number
+    found = finish(two, number)
+    assert len(found) == number and time.process_time() - began < 10, "about one second alone"
+    two = keeper(path)
+    tracemalloc.start()
+    try:
+        two.begin(), finish(two, number)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 400 * number, "ids and numbers by place, not the lines"
