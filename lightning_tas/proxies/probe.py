@@ -157,7 +157,7 @@ def per_block(probe: Probe, terms: Mapping[Layer, Tensor], **extras: Tensor | fl
 
 
 def private_copy(net: nn.Module, device: torch.device | str | None = None) -> nn.Module:
-    """A detached copy in eval mode and float32, all parameters trainable, without the original's hooks."""
+    """A detached copy in eval mode and at least float32, all parameters trainable, without the original's hooks."""
     twin = copy.deepcopy(net)
     for module in twin.modules():
         # The copied hooks are still the caller's functions: running them would leave a trace.
@@ -167,14 +167,15 @@ def private_copy(net: nn.Module, device: torch.device | str | None = None) -> nn
 
 
 def settled(net: nn.Module, device: torch.device | str | None = None) -> nn.Module:
-    """`net` itself, made ready: on `device`, dropout off, batch norms on batch statistics, float32."""
+    """`net` itself, made ready: on `device`, dropout off, batch norms on batch statistics, at least float32."""
     net = net.to(device) if device is not None else net
     net.eval()
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train()
-    net.float()
     for parameter in net.parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()
         parameter.grad = None
         parameter.requires_grad_(True)
     return net

@@ -137,12 +137,12 @@ def make_probe(
     """A private network with its batch; arguments as of `score_one`. To be used inside `probe.quiet`."""
     alone = private_network(net, arch, seed, init, build)
     place = torch.device(device) if device is not None else _place(net)
-    alone = settled(alone, place)
+    alone = settled(alone, place).float()  # whatever the network is in, its batch is in float32
     images, labels = batch_for(alone, seed, images, labels, batch_size)
     probe = Probe(alone, images.to(place), labels.to(place), seed)
     probe.space = getattr(net, "space", None)
     if net is None or hasattr(net, "options"):
-        probe.sibling = lambda other: settled(_sibling(net, other, seed, init, build), place)
+        probe.sibling = lambda other: settled(_sibling(net, other, seed, init, build), place).float()
     return probe
 
 
