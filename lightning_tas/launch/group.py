@@ -229,6 +229,8 @@ def join(accelerator: str = "auto") -> None:
 
     if _line is None or torch.distributed.is_initialized():
         return
+    # Nobody else's failure is heard while a process group is being built: all must be here before it is begun.
+    _line.barrier()
     backend = "gloo"
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         backend = "nccl"

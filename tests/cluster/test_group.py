@@ -61,6 +61,32 @@ def test_three_processes_agree(processes: Processes) -> None:
         }
 
 
+def _mistake_before_the_group() -> tuple[float, str]:
+    """Rank 1 fails at once, long before rank 0 wants a process group with it."""
+    began = time.monotonic()
+
+    def work() -> None:
+        if group.rank() == 1:
+            raise UserError("train.lr: -1.0 is not valid")
+        time.sleep(1.5)
+        group.join("cpu")
+
+    group.meet()
+    try:
+        group.together(work)
+    except UserError as error:
+        return time.monotonic() - began, str(error)
+    finally:
+        group.leave()
+    return time.monotonic() - began, "nothing"
+
+
+def test_a_mistake_is_heard_before_a_process_group_is_built(processes: Processes) -> None:
+    heard = processes.run(_mistake_before_the_group, 2, group=False, env=TORCHRUN, timeout=90)
+    assert [message for _, message in heard] == ["train.lr: -1.0 is not valid"] * 2
+    assert max(seconds for seconds, _ in heard) < 30
+
+
 def _other_settings() -> str:
     group.join("cpu")
     try:
