@@ -143,7 +143,7 @@ class WandbRun:
             rank_zero_info(f"wandb: logging offline; `wandb sync {self.files}` sends it")
         try:
             return self._init("offline")
-        except Exception as error:  # a service that was slow to answer still holds the run it had begun
+        except Exception as error:  # a slow service still holds the run it had begun, or one of a killed process
             if "in use" not in str(error):
                 raise
             _end_service()
@@ -301,11 +301,12 @@ class WandbRun:
 
 
 def _end_service() -> None:
-    """End the process in which W&B does its work; it begins another when it needs one."""
+    """End the process in which W&B does its work, or leave it to the program that started it; W&B begins another."""
     import wandb
 
     with contextlib.suppress(Exception):
         wandb.teardown(exit_code=0)
+    os.environ.pop("WANDB_SERVICE", None)  # the parent's: a run that was killed there is never given up
 
 
 def _layout(arch: Architecture) -> list[Any]:

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -22,7 +23,7 @@ from lightning_tas.launch import wandb_logger, wandb_server
 from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.run_folder import RunFolder
 
-from .wandb_records import attempts
+from .wandb_records import Attempt, attempts
 
 CLOSED = "http://127.0.0.1:9"
 SECONDS = 25
@@ -168,3 +169,44 @@ def test_an_id_is_valid_kept_and_never_used_again(tmp_path: Path, name: str) -> 
     assert wandb_logger.WandbRun(config, folder).id == made
     folder.remove([])
     assert wandb_logger.WandbRun(config, folder.create()).id != made
+
+
+ONE_ROW = """
+import os, signal, sys
+from pathlib import Path
+from lightning_tas.commands.config import Config
+from lightning_tas.launch.loggers import RunLoggers
+from lightning_tas.launch.run_folder import RunFolder
+
+config = Config(logger="wandb")
+config.wandb.mode = "offline"
+loggers = RunLoggers(config, RunFolder(Path(sys.argv[1])))
+for logger in loggers.for_phase("supernet", 0, 0):
+    logger.log_metrics({"train/loss": 1.5, "epoch": 0}, step=0)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+loggers.close()
+"""
+
+
+def test_a_killed_run_goes_on_where_another_programs_service_still_holds_it(
+    no_wandb: pytest.MonkeyPatch, folder: RunFolder
+) -> None:
+    """A program that uses W&B itself, a sweep for example, hands its service down to the runs that it starts."""
+    import wandb
+
+    no_wandb.delenv("WANDB_SERVICE", raising=False)
+    wandb.teardown()
+    wandb.setup().ensure_service()
+    try:
+        assert "WANDB_SERVICE" in os.environ
+        for ending, status in (("killed", -signal.SIGKILL), ("ended", 0)):
+            command = [sys.executable, "-c", ONE_ROW, str(folder.path), ending]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert done.returncode == status, done.stderr
+            assert "in use" not in done.stderr and "nothing more" not in done.stderr
+        # The attempt that was refused has left an empty folder.
+        written = sorted(path.parent for path in (folder.path / "wandb").glob("offline-run-*/*.wandb"))
+        assert len(written) == 2 and Attempt(written[-1]).column("train/loss") == [1.5]
+    finally:
+        wandb.teardown()
