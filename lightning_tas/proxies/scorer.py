@@ -116,11 +116,15 @@ def check_arch(key: str, arch: Any) -> None:
 
 def check_device(device: Any) -> None:
     """Refuse a device that torch does not know, or cannot compute on here."""
+    here, kind = ["cpu"], torch.accelerator.current_accelerator()
+    if kind is not None:
+        here += [kind.type, *(f"{kind.type}:{i}" for i in range(torch.accelerator.device_count()))]
     try:
-        torch.empty(1, device=torch.device(device)).item()
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
-        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise unknown("device", device if isinstance(device, str) else str(device), here) from None
+        place = str(torch.device(device))
+    except (RuntimeError, TypeError):  # how torch refuses a name, and what is none
+        place = str(device)
+    if place not in (*here, "cpu:0"):
+        raise unknown("device", place, here)
 
 
 def make_probe(
