@@ -27,12 +27,15 @@ def make_folder(path: Path, key: str = "output_dir") -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path | str) -> Iterator[None]:
-    """Inside, a system that refuses to write (a full disk, a folder that is gone) is a UserError that names `path`."""
+def writing(path: Path | str, key: str = "output_dir") -> Iterator[None]:
+    """Inside, a system that refuses to write (a full disk, a folder that is gone) is a UserError that names `path`.
+
+    key: what the user has named the file or its folder by.
+    """
     try:
         yield
     except OSError as error:
-        raise UserError(f"output_dir: {str(path)!r} cannot be written ({error.strerror or error})") from error
+        raise UserError(f"{key}: {str(path)!r} cannot be written ({error.strerror or error})") from error
 
 
 def write_atomically(path: Path | str, write: Callable[[Path], object]) -> Path:

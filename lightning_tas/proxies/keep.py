@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
+from lightning_tas.launch.files import write_atomically
 from lightning_tas.proxies.registry import Proxy
 from lightning_tas.proxies.shards import Share
 from lightning_tas.proxies.stream import (
@@ -19,7 +20,6 @@ from lightning_tas.proxies.stream import (
     is_scores,
     part_of,
     parts_of,
-    replacing,
     settings_path,
     whole_of,
     writing,
@@ -208,9 +208,7 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
             f"give another path, or move that file away"
         )
     with writing(beside):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(beside) as file:
-            file.write((json.dumps(_plain(settings), indent=2) + "\n").encode())
+        write_atomically(beside, lambda made: made.write_text(json.dumps(_plain(settings), indent=2) + "\n"))
 
 
 def compare_settings(path: Path, settings: Mapping[str, Any]) -> None:

@@ -17,20 +17,24 @@ import io
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
+from lightning_tas.launch import files
+from lightning_tas.launch.files import write_atomically
 from lightning_tas.proxies.score import Score
 from lightning_tas.proxies.table import Row
 
 FIXED = ("place", "id", "arch", "params", "macs")
 FIELDS = (".value", ".valid", ".reason", ".seconds", ".extras")
+writing = partial(files.writing, key="path")
+"""Inside, a system that refuses to write is a `UserError` that names the file."""
 LOCK_SECONDS = 2.0  # a process that was killed just now may hold its lock a little longer
 
 
@@ -219,17 +223,21 @@ class ScoreFile:
 
     def _rewrite(self, parts: Sequence[ScoreFile]) -> None:
         where = {line.place: (file.path, line.start, line.size) for file, line in first_lines([self, *parts])}
-        with writing(self.path), replacing(self.path, self._claim) as target:
-            target.write(_line(self._header))
-            files = {path: path.open("rb") for path, _, _ in where.values()}
-            try:
+
+        def write(temporary: Path) -> None:
+            with ExitStack() as stack:
+                target = stack.enter_context(temporary.open("wb"))
+                sources = {path: stack.enter_context(path.open("rb")) for path, _, _ in where.values()}
+                target.write(_line(self._header))
                 for place in sorted(where):
                     path, start, size = where[place]
-                    files[path].seek(start)
-                    target.write(files[path].read(size))
-            finally:
-                for file in files.values():
-                    file.close()
+                    sources[path].seek(start)
+                    target.write(sources[path].read(size))
+                if self._claim is not None:
+                    self._claim.follow(target.fileno())
+
+        with writing(self.path):
+            write_atomically(self.path, write)
 
     def _stop(self) -> None:
         if self._lines is not None:
@@ -321,32 +329,6 @@ def is_scores(path: Path) -> bool:
     with path.open("rb") as file:
         head = file.read(len(start))
     return start.startswith(head)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Inside, a system that refuses to write (a full disk, no permission) is a `UserError` that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"path: {str(path)!r} cannot be written ({error.strerror or error})") from error
-
-
-@contextmanager
-def replacing(path: Path, claim: Claim | None = None) -> Iterator[Any]:
-    """A binary file that takes the place of `path` once it is whole, and is held by `claim` from then on."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(handle)  # the parts that are in it are deleted next
-            if claim is not None:
-                claim.follow(handle)
-        os.chmod(name, 0o644)  # mkstemp makes private files
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> list[int]:
