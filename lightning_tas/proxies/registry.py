@@ -10,15 +10,17 @@ The annotation of an option says what is valid: ``repeat: Annotated[int, least(1
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -221,7 +223,8 @@ def register(
             raise UserError(f"proxy: {name!r} is registered already")
         signature = inspect.signature(made).parameters.values()
         options = {p.name: p.default for p in signature if p.default is not inspect.Parameter.empty}
-        checks = {p.name: Option.of(_annotation(made, p)) for p in signature if p.name in options}
+        annotations = _annotations(made)
+        checks = {name: Option.of(annotations.get(name, Any)) for name in options}
         factory: Factory | None = None
         if not combines:
             factory = functools.partial(functools.partial, made) if function else made
@@ -247,14 +250,12 @@ def register(
     return add
 
 
-def _annotation(made: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """A parameter's annotation; an empty one, which allows all, where its names are known to type checkers alone."""
-    if not isinstance(parameter.annotation, str):
-        return parameter.annotation
-    try:
-        return eval(parameter.annotation, getattr(made, "__globals__", {}))
-    except Exception:
-        return inspect.Parameter.empty
+def _annotations(made: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations by parameter; names that only type checkers know stand for anything."""
+    if not inspect.isfunction(made):  # a class or a partial: nothing is known of its options
+        return {}
+    known = {**vars(builtins), **made.__globals__}
+    return get_type_hints(made, localns=defaultdict(lambda: Any, known), include_extras=True)
 
 
 @functools.cache
