@@ -106,10 +106,12 @@ def test_a_run_has_its_configuration_before_its_study(monkeypatch: pytest.Monkey
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
-def test_a_gpu_that_is_not_there(accelerator: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there(
+    accelerator: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never the CPU without a word; a plan for another machine is fine."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     wanted = f"trainer.accelerator={accelerator}"
     with pytest.raises(UserError, match=f"trainer.accelerator: '{accelerator}' is not valid here"):
         build.device(config_from("fit", arguments(tmp_path, "there", wanted)))
