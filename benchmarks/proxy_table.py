@@ -4,6 +4,7 @@ A cell is tau-b, its standard deviation between initialisations behind the sign,
 
     python benchmarks/proxy_table.py RUN...
     python benchmarks/proxy_table.py --agreement RUN OTHER      # do two settings rank the networks of both alike?
+    python benchmarks/proxy_table.py --published RUN --subset 40    # would 40 of the networks give what is printed?
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import kendalltau
+import numpy as np
+from scipy.stats import kendalltau, pearsonr, spearmanr
 
 COLUMNS = {
     "c100_kd_acc": "CIFAR-100", "flower_kd_acc": "Flowers", "chaoyang_kd_acc": "Chaoyang",
     "c100_base_acc": "CIFAR-100, plain", "flower_base_acc": "Flowers, plain", "chaoyang_base_acc": "Chaoyang, plain",
     "imagenet_super_acc": "ImageNet, inherited",
 }  # fmt: skip
+
+COEFFICIENTS = {"tau": ("tau-b", kendalltau), "spearman": ("rho", spearmanr), "pearson": ("r", pearsonr)}
 
 
 def cell(row: dict[str, Any]) -> str:
@@ -72,15 +76,49 @@ def agreement(run: Path, other: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def against_published(run: Path, subset: int, draws: int = 1000, seed: int = 0) -> str:
+    """Each published coefficient beside ours, and the middle 95 % of ours over random subsets of the networks.
+
+    Papers that judge on a part of a bench without naming it publish one such subset; one initialisation a draw.
+    """
+    record = json.loads((run / "score.json").read_text(encoding="utf-8"))
+    given: dict[str, list[dict[str, str]]] = {}
+    for row in csv.DictReader((run / "scores.csv").open(encoding="utf-8", newline="")):
+        given.setdefault(row["init"], []).append(row)
+    random = np.random.default_rng(seed)
+    inits = list(given)
+    picks = [(random.integers(len(inits)), random.permutation(record["networks"])[:subset]) for _ in range(draws)]
+    head = ["proxy", "accuracy", "coefficient", "all networks", "a subset, 95 %", "published", ""]
+    lines = [f"| {' | '.join(head)} |", "| --- |" + " --- |" * (len(head) - 1)]
+    for told in record["correlations"]:
+        for key, (name, coefficient) in COEFFICIENTS.items():
+            printed = told[f"published_{key}"]
+            if printed is None:
+                continue
+            values = np.array([[float(row[told["proxy"]]) for row in given[init]] for init in inits])
+            accuracy = np.array([float(row[told["accuracy"]]) for row in given[inits[0]]])
+            found = [coefficient(values[init, few], accuracy[few]).statistic for init, few in picks]
+            low, high = np.percentile(found, (2.5, 97.5))
+            ours = np.mean([coefficient(one, accuracy).statistic for one in values])
+            cells = [f"`{told['proxy']}`", COLUMNS[told["accuracy"]], name, f"{ours:.2f}", f"{low:.2f} to {high:.2f}"]
+            cells += [f"{printed:.2f}", "" if low <= printed <= high else "outside"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, help="run folders of the score command")
     parser.add_argument("--agreement", nargs=2, type=Path, metavar=("RUN", "OTHER"))
+    parser.add_argument("--published", type=Path, metavar="RUN")
+    parser.add_argument("--subset", type=int, default=40, help="networks in a subset")
     arguments = parser.parse_args()
     for run in arguments.runs:
         sys.stdout.write(table(run) + "\n")
     if arguments.agreement:
         sys.stdout.write(agreement(*arguments.agreement))
+    if arguments.published:
+        sys.stdout.write(against_published(arguments.published, arguments.subset))
 
 
 if __name__ == "__main__":

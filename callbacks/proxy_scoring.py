@@ -36,9 +36,10 @@ from lightning_tas.launch.strategies import gathered
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.proxies import score_many
 from lightning_tas.proxies.initialise import INHERITED
-from lightning_tas.proxies.registry import chosen
+from lightning_tas.proxies.many import components
+from lightning_tas.proxies.registry import chosen, proxy
 from lightning_tas.proxies.score import INVALID
-from lightning_tas.proxies.scorer import check_arch, whole
+from lightning_tas.proxies.scorer import check_arch, whole_number
 from lightning_tas.randomness import derive
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -57,6 +58,7 @@ class ProxyScoring(Callback):
         batch_size: Gaussian images that a proxy sees.
         eval_batches: batches of the validation data (of every process) for the accuracy; None: as validation has.
         seed: of the draw and of the proxies; None: the module's.
+        options: of single proxies, as ``{"dss": {"mode": "released"}}``.
         folder: where `scoring.csv`, `scoring.json` (the networks) and `scoring.png` are written; None: the folder of
             the trainer's first logger, else its `default_root_dir`.
 
@@ -77,22 +79,24 @@ class ProxyScoring(Callback):
         eval_batches: int | None = None,
         seed: int | None = None,
         folder: Path | str | None = None,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         asked = [one for one in chosen(proxies) if one.name not in BASELINES]
         if isinstance(networks, Sequence) and not isinstance(networks, str):
             for arch in networks:
                 check_arch("networks", arch)
             networks = list(dict.fromkeys(networks))
-            whole("networks: number of distinct ones", len(networks), 2)
+            whole_number("networks: number of distinct ones", len(networks), 2)
         else:
-            networks = whole("networks", networks, 2)
+            networks = whole_number("networks", networks, 2)
         self.networks, self.folder = networks, Path(folder) if folder is not None else None
-        self.every_n_epochs = whole("every_n_epochs", every_n_epochs, 1)
-        self.batch_size = whole("batch_size", batch_size, 1)
-        self.eval_batches = None if eval_batches is None else whole("eval_batches", eval_batches, 1)
-        self.seed = None if seed is None else whole("seed", seed, -math.inf)
-        for part in (part for one in asked for part in one.parts):
-            part.check_images(self.batch_size, {}, "batch_size")
+        self.every_n_epochs = whole_number("every_n_epochs", every_n_epochs, 1)
+        self.batch_size = whole_number("batch_size", batch_size, 1)
+        self.eval_batches = None if eval_batches is None else whole_number("eval_batches", eval_batches, 1)
+        self.seed = None if seed is None else whole_number("seed", seed, -math.inf)
+        parts, self.options = components(asked, {} if options is None else options)
+        for part in parts:
+            part.check_images(self.batch_size, self.options.get(part.name, {}), "batch_size")
         self.record = Record([one.name for one in asked])
 
     # --- when -------------------------------------------------------------------------------------------------------
@@ -110,7 +114,8 @@ class ProxyScoring(Callback):
         seed = self.seed if self.seed is not None else int(pl_module.seed)  # type: ignore[arg-type]
         archs = draw(net, self.networks, seed)
         prices = [cost(arch, net) for arch in archs]
-        settings = {"seed": seed, "batch_size": self.batch_size, "eval_batches": self.eval_batches}
+        settings: dict[str, Any] = {"seed": seed, "batch_size": self.batch_size, "eval_batches": self.eval_batches}
+        settings |= {"options": self.options} if self.options else {}
         self.record.begin(archs, prices, settings, trainer.global_step)
         if trainer.is_global_zero:
             self.record.rewrite(self.folder)
@@ -177,6 +182,7 @@ class ProxyScoring(Callback):
             seed=self.record.settings["seed"],
             batch_size=self.batch_size,
             init=INHERITED,
+            options={name: given for name, given in self.options.items() if name in _parts(names)},
             progress=_shows_bars(trainer),
         )
         return {name: (scores.value(name).tolist(), scores.reason(name)) for name in names}
@@ -226,6 +232,11 @@ class ProxyScoring(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what a checkpoint holds; compared with the settings when training starts."""
         self.record.load_state_dict(state_dict)
+
+
+def _parts(names: Iterable[str]) -> set[str]:
+    """The proxies that are run for these."""
+    return {part.name for name in names for part in proxy(name).parts}
 
 
 def draw(net: Any, networks: int | Sequence[Architecture], seed: int) -> list[Architecture]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +40,14 @@ class Bench:
     """Networks of one family and their accuracies [%], NaN where unknown.
 
     `columns` are all that the file has, `accuracies` those to correlate with; `notes` say what was left out and why.
+    `complete`: all networks of the file are here.
     """
 
     archs: tuple[Architecture, ...]
     accuracies: Mapping[str, NDArray[np.float64]]
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    complete: bool = True
 
     @property
     def family(self) -> str:
@@ -70,7 +73,8 @@ def read_bench(
         UserError: no such file, another kind of file, a malformed record, families mixed, no such column.
     """
     path = Path(path)
-    entries = _entries(_load(path), path)[:limit]
+    every = _entries(_load(path), path)
+    entries = every[:limit]
     archs = [_architecture(entry, label, family, path) for label, entry in entries]
     families = sorted({arch.family for arch in archs})
     if len(families) > 1:
@@ -91,7 +95,7 @@ def read_bench(
     notes += [f"{name} is known of fewer than two networks: left out" for name in empty]
     if not found:
         raise UserError(f"{KEY}: {str(path)!r}: {'; '.join(notes)}; nothing is left to correlate with")
-    return Bench(tuple(archs), found, names, tuple(notes))
+    return Bench(tuple(archs), found, names, tuple(notes), complete=len(entries) == len(every))
 
 
 def _load(path: Path) -> Any:
@@ -101,14 +105,28 @@ def _load(path: Path) -> Any:
         import torch
 
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals(_numbers()):
+                return torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # of many kinds: not a zip file, a pickle of other classes, cut off, ...
-            reason = str(error).strip().partition("\n")[0]
+            text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+            inner = re.search(r"WeightsUnpickler error: ([^\n]*)", text)
+            reason = inner[1].strip() if inner else text.partition("\n")[0]
             raise UserError(f"{KEY}: {str(path)!r} cannot be read with weights_only=True ({reason})") from None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise UserError(f"{KEY}: {str(path)!r} is neither JSON nor a .pth file ({error})") from None
+
+
+def _numbers() -> list[Any]:
+    """What a pickle of NumPy's numbers and arrays names, under the names of NumPy 1 and 2; nothing in it runs code."""
+    multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray  # type: ignore[attr-defined]
+    made = [
+        (getattr(multiarray, name), f"{module}.multiarray.{name}")
+        for name in ("scalar", "_reconstruct")
+        for module in ("numpy.core", "numpy._core")
+    ]
+    return [*made, np.dtype, np.ndarray, *(type(np.dtype(code)) for code in "?bhilqBHILQefd")]
 
 
 def _entries(content: Any, path: Path) -> list[tuple[str, Mapping[str, Any]]]:

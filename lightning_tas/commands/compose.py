@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_tas.commands import recipes, schema, smoke
+from lightning_tas.commands import recipes, schema, score_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError
@@ -74,11 +74,9 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     config = _to_object(tree)
     config.recipe = base.name
     validate(config)
-    named = any(key.split(".")[0] == "space" for key in settings)
-    if command == "score" and named and config.bench.path is not None and environment.rank() == 0:
-        warnings.warn(
-            f"space is ignored: the networks to score are those of bench.path, {config.bench.path!r}", stacklevel=2
-        )
+    if command == "score" and environment.rank() == 0:
+        for key, reason in score_keys.without_effect(settings, config):
+            warnings.warn(f"{key} is ignored: {reason}", stacklevel=2)
     return config
 
 

@@ -15,7 +15,7 @@ from lightning_tas.analysis.bench import Bench
 from lightning_tas.analysis.correlation import GROUP, LEVEL, Correlation, correlate, ranks
 from lightning_tas.analysis.plots import save_figure
 from lightning_tas.analysis.plots_proxies import correlation_bars, score_scatter
-from lightning_tas.analysis.published import Published, published
+from lightning_tas.analysis.published import PUBLISHED_ON, Published, published
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.score_sizes import Size, size_of
@@ -86,7 +86,7 @@ class Report:
             }
             order = _order(found, list(scores), list(bench.accuracies))
             for column in bench.accuracies:
-                known = published(bench.family, column, bench.columns) if weights == INITIAL else {}
+                known = published(bench.family, column, bench.columns) if weights == INITIAL and bench.complete else {}
                 rows += [
                     Row(weights, column, name, found[column, name], results.seconds[name], known.get(name))
                     for name in order
@@ -115,6 +115,8 @@ class Report:
             f"initialisations (sd); mBR: mean best rank in groups of {GROUP}, 0 is best, 0.5 chance; partial: tau-b "
             "given params; s: seconds a network, alone"
         )
+        told = sorted({row.published.source for row in self.rows if row.published is not None})
+        parts += [f"published: {', '.join(told)}, {PUBLISHED_ON}"] if told else []
         return "\n".join(parts)
 
     def write(self, folder: Path, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.commands import build, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.score_sizes import Group, check, groups
-from lightning_tas.costs import cost
+from lightning_tas.costs import CostOptions, cost
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
 from lightning_tas.evaluator import evaluate
+from lightning_tas.families import RULES
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.compare import digest
 from lightning_tas.launch.files import read_json, write_json
@@ -29,7 +30,7 @@ from lightning_tas.proxies.many import score_many
 from lightning_tas.proxies.registry import chosen
 from lightning_tas.proxies.table import Scores
 from lightning_tas.randomness import derive
-from lightning_tas.supernets.config import ModelConfig
+from lightning_tas.supernets.config import ModelConfig, NetOptions
 
 Floats = NDArray[np.float64]
 BASELINES = ("params", "macs")
@@ -123,15 +124,27 @@ def _from_file(config: Config, data: TASDataModule, names: tuple[str, ...]) -> J
     usual = asdict(ModelConfig())
     options = {key: value for key, value in asdict(config.model).items() if value != usual[key]}
     options |= {"num_classes": data.num_classes, "img_size": tuple(data.img_size), "in_chans": data.in_chans}
+    _check_build(options, bench.family)
+    priced = {key: value for key, value in options.items() if key in {option.name for option in fields(CostOptions)}}
     prices = []
     for place, arch in enumerate(bench.archs):
         try:
-            prices.append(cost(arch, None, **options))
+            prices.append(cost(arch, None, **priced))
         except UserError as error:
             raise UserError(f"{KEY}: {str(path)!r}: network {place}: {error}") from None
     params, macs = (np.array(column, dtype=float) for column in zip(*prices, strict=True))
     origin = {"bench": str(path), "bench_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     return Job(bench, params, macs, names, data, origin, build=options)
+
+
+def _check_build(options: Mapping[str, Any], family: str) -> None:
+    """Refuse what networks of `family` cannot be built with, by the key that the user set."""
+    try:
+        if family in RULES:
+            NetOptions.read(options, RULES[family])
+    except UserError as error:
+        section = "data" if str(error).partition(":")[0] in ("num_classes", "img_size", "in_chans") else "model"
+        raise UserError(f"{section}.{error}") from None
 
 
 def _from_supernet(config: Config, data: TASDataModule, names: tuple[str, ...]) -> Job:

@@ -200,13 +200,18 @@ def _select(config: Config) -> None:
 def _scoring(config: Config) -> None:
     if not config.scoring.proxies:
         return
+    from lightning_tas.proxies.many import components
     from lightning_tas.proxies.registry import chosen
 
     try:
-        chosen(config.scoring.proxies)
+        asked = chosen(config.scoring.proxies)
     except UserError as error:
         told = str(error).removeprefix("proxy: ").removeprefix("proxies: ")
         raise UserError(f"scoring.proxies: {told}") from None
+    try:
+        components(asked, {} if config.scoring.options is None else config.scoring.options)
+    except UserError as error:
+        raise UserError(f"scoring.options: {str(error).removeprefix('options: ')}") from None
     if config.trainer.limit_val_batches is not None and config.trainer.limit_val_batches == 0:
         raise UserError(
             "scoring.proxies: accuracies are measured on the validation data, of which trainer.limit_val_batches: 0 "

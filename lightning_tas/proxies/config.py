@@ -35,3 +35,4 @@ class ScoringConfig:
     every_n_epochs: int = 1
     batch_size: int = 16
     eval_batches: int | None = None  # of the validation data, for the inherited accuracy; None: all
+    options: Any = None  # of single proxies, as {dss: {mode: released}}

@@ -31,7 +31,7 @@ from lightning_tas.proxies.probe import Probe, quiet
 from lightning_tas.proxies.registry import Proxy
 from lightning_tas.proxies.roles import Layer, block_names
 from lightning_tas.proxies.score import INVALID
-from lightning_tas.proxies.scorer import make_probe
+from lightning_tas.proxies.scorer import labelled, make_probe
 from lightning_tas.proxies.snip_norm import LOSSES, NORMS
 from lightning_tas.proxies.synflow import ones_pass
 from lightning_tas.proxies.table import Column, Scores
@@ -260,7 +260,9 @@ def build_tables(
                 f"{', '.join(valid)} and what is combined from them; others with mode='exact'"
             )
     with quiet():
-        probe = make_probe(net, widest(net.space), seed, images, labels, batch_size, init, device)  # type: ignore[arg-type]
+        arch = widest(net.space)  # type: ignore[arg-type]
+        matter = labelled(parts, options)
+        probe = make_probe(net, arch, seed, images, labels, batch_size, init, device, labels_matter=matter)
         tables = InheritedTables(parts, probe, net, options)
         probe.release()
         return tables
@@ -268,7 +270,7 @@ def build_tables(
 
 def agreement(exact: Scores, inherited: Scores, name: str) -> float:
     """Kendall's tau-b between two scorings of the same networks, over those valid in both; NaN where undefined."""
-    if len(exact) != len(inherited) or (exact.params != inherited.params).any():
+    if [arch.id for arch in exact.archs] != [arch.id for arch in inherited.archs]:
         raise UserError("agreement: the two scorings are of different networks")
     both = exact.valid(name) & inherited.valid(name)
     return float(kendalltau(exact.value(name)[both], inherited.value(name)[both]).statistic)

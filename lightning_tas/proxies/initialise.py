@@ -1,7 +1,9 @@
 """Fresh weights as a function of a seed: the family's own rule, or one of the methods that T-Razor compares (Fig. 6).
 
-The methods set weight matrices and convolutions; biases become 0 and norms (1, 0), while class token, positions and
-relative position tables keep the family's rule. T-Razor names "Normal" only; standard deviations are torch's defaults.
+The methods set weight matrices and convolutions, and norms to (1, 0), while class token, positions and relative
+position tables keep the family's rule (in a network of no family: what they are). Biases become 0, but those of
+"normal" are drawn as well: T-Razor, which names no other of its six methods, explains what it gains by biases that are
+not all zero. Standard deviations are torch's defaults.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ METHODS: dict[str, Callable[[Tensor], Any]] = {
     "kaiming_uniform": nn.init.kaiming_uniform_,
 }
 """Rules for weight matrices; "normal" is N(0, 1)."""
+DRAWN_BIASES = frozenset({"normal"})
 _GENERATOR = RLock()
 
 
@@ -58,13 +61,14 @@ def fresh(arch: Architecture, seed: int, method: str, build: Mapping[str, Any]) 
     with seeded(seed, "proxy", "init"):
         net: nn.Module = network(arch, **build)
     if method != DEFAULT:
-        redraw(net, METHODS[method], seed)
+        redraw(net, method, seed)
     return net
 
 
 @torch.no_grad()
-def redraw(net: nn.Module, rule: Callable[[Tensor], Any], seed: int) -> None:
-    """Draw the weights of all layers of `net` anew by `rule`, in place; biases 0, norms (1, 0)."""
+def redraw(net: nn.Module, method: str, seed: int) -> None:
+    """Draw the weights of all layers of `net` anew by `method`, in place; see the module for biases and norms."""
+    rule = METHODS[method]
     with seeded(seed, "proxy", "redraw"):
         for layer in find_layers(net):
             weight, bias = layer.module.weight, getattr(layer.module, "bias", None)
@@ -76,5 +80,10 @@ def redraw(net: nn.Module, rule: Callable[[Tensor], Any], seed: int) -> None:
                 drawn = torch.empty(weight.shape, dtype=torch.float32)
                 rule(drawn)
                 weight.copy_(drawn)
-            if bias is not None:
-                bias.zero_()
+            if bias is None:
+                continue
+            bias.zero_()
+            if layer.role != NORM and method in DRAWN_BIASES:
+                drawn = torch.empty(bias.shape, dtype=torch.float32)
+                rule(drawn)
+                bias.copy_(drawn)

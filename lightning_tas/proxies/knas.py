@@ -3,8 +3,9 @@
     MGM = (1 / B^2) sum_{a,b} <g_a, g_b> = ||mean_b g_b||^2
 
 so one ordinary backward pass gives it exactly. The released code (``variant="reference"``) computes something else: of
-the first 11 weights with at least 50 entries, it takes the first 50 entries, and for each the dot product of the
-gradients of the first half of the images with those of the second half, both centred, over B^2 (there B = 50).
+the first 11 parameters (norms, biases and positions too) with at least 50 entries, it takes the first 50 entries, and
+for each the dot product of the gradients of the first half of the images with those of the second half, both centred,
+over B^2 (there B = 50).
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_tas.proxies.passes import Watcher
 from lightning_tas.proxies.probe import Measured, Probe, per_block
 from lightning_tas.proxies.registry import Needs, one_of, register
-from lightning_tas.proxies.roles import Layer
+from lightning_tas.proxies.roles import block_names
 
 VARIANTS = ("exact", "reference")
 TENSORS, ENTRIES = 11, 50
@@ -34,10 +35,11 @@ def _images(options: Mapping[str, Any]) -> int:
     needs=Needs(data=True, labels=True, backward=True, images=_images),
     paper="Xu et al. 2021, https://proceedings.mlr.press/v139/xu21m.html",
     equation="(1 / B^2) sum_{a,b} <g_a, g_b> = ||mean_b g_b||^2",
-    cost="1 forward and backward",
+    cost="1 forward and backward; the reference one for every image",
+    changes=lambda options: {"per_sample": options["variant"] == "reference"},
 )
 def knas(probe: Probe, variant: Annotated[str, one_of(VARIANTS)] = "exact") -> Callable[[], Measured]:
-    """Mean of the Gram matrix of gradients, summed over layers; ``variant="reference"`` is the released code's."""
+    """Mean of the Gram matrix of gradients over weight matrices; ``variant="reference"`` is the released code's."""
     return _exact(probe) if variant == "exact" else _reference(probe)
 
 
@@ -53,24 +55,32 @@ def _exact(probe: Probe) -> Callable[[], Measured]:
     return measure
 
 
-class _Halves(Watcher):
-    def __init__(self, layers: tuple[Layer, ...]) -> None:
-        self.layers = layers
-        self.terms: dict[Layer, Tensor] = {}
-
-    def wants(self, layer: Layer) -> bool:
-        return layer in self.layers
-
-    def samples(self, layer: Layer, grads: Tensor) -> None:
-        half = len(grads) // 2
-        # The loss is a mean: times B it is the loss of a single image, as the released code sees it.
-        entries = grads[: 2 * half].flatten(1)[:, :ENTRIES].double() * len(grads)
-        first, second = (part - part.mean(0) for part in entries.split(half))
-        self.terms[layer] = (first * second).sum() / (2 * half) ** 2
-
-
 def _reference(probe: Probe) -> Callable[[], Measured]:
-    large = [layer for layer in probe.weighted if layer.module.weight.numel() >= ENTRIES]  # type: ignore[operator]
-    halves = _Halves(tuple(large[:TENSORS]))
-    probe.loss.watch(halves)
-    return lambda: per_block(probe, halves.terms)
+    large = {name: one for name, one in probe.net.named_parameters() if one.numel() >= ENTRIES}
+    names = list(large)[:TENSORS]
+
+    def measure() -> Measured:
+        # Image by image as released: what is looked at lies outside of layers too, and for few images that is cheap.
+        rows: dict[str, list[Tensor]] = {name: [] for name in names}
+        for image, label in zip(probe.images.split(1), probe.labels.split(1), strict=True):
+            loss = F.cross_entropy(probe.net(image), label)
+            grads = torch.autograd.grad(loss, [large[name] for name in names], materialize_grads=True)
+            for name, grad in zip(names, grads, strict=True):
+                rows[name].append(grad.flatten()[:ENTRIES].double())
+        terms = {name: _halves(torch.stack(found)) for name, found in rows.items()}
+        total = torch.stack(list(terms.values())).sum()
+        parts = total.new_zeros(probe.depth)
+        for block, prefix in enumerate(block_names(probe.net)):
+            for name, term in terms.items():
+                if name.startswith(f"{prefix}."):
+                    parts[block] += term
+        return Measured(total, parts)
+
+    return measure
+
+
+def _halves(entries: Tensor) -> Tensor:
+    """Centred products of the first half of the images' gradients (B, entries) with the second, over B^2."""
+    half = len(entries) // 2
+    first, second = (part - part.mean(0) for part in entries[: 2 * half].split(half))
+    return (first * second).sum() / (2 * half) ** 2

@@ -25,9 +25,9 @@ from lightning_tas.proxies.inherited import InheritedTables, build_tables
 from lightning_tas.proxies.initialise import DEFAULT, INHERITED, check_method
 from lightning_tas.proxies.keep import InMemory, Keeper, OnDisk
 from lightning_tas.proxies.nuclear import NormCache
-from lightning_tas.proxies.probe import Probe, quiet
+from lightning_tas.proxies.probe import Probe, bare, quiet
 from lightning_tas.proxies.registry import Proxy, chosen
-from lightning_tas.proxies.scorer import check_arch, check_arguments, make_probe, score_network
+from lightning_tas.proxies.scorer import check_arch, check_arguments, labelled, make_probe, score_network
 from lightning_tas.proxies.shards import Share, share_of
 from lightning_tas.proxies.table import Row, Scores
 
@@ -60,7 +60,7 @@ def score_many(
         net: a supernet, whose sub-networks are scored; None for fresh networks, of several families if need be.
         archs: architectures (also a generator, read once), or codes (N, columns) of ``net.space``.
         mode: "exact", or "inherited": all networks share the gradient of the widest one, see `inherited`; for params,
-            macs, snip, plain, grad_norm, synflow, dss and what is combined from them.
+            macs, snip, plain, grad_norm, synflow, dss, snip_norm and what is combined from them.
         seed, images, labels, batch_size, init, build, device: as of `score_one`; one batch serves all networks.
         options: by proxy, e.g. ``{"dss": {"mode": "released"}}``; those of a rank-combined one go to its components.
         path: CSV file to which every finished network is appended; memory then does not grow with their number.
@@ -88,7 +88,8 @@ def score_many(
         _check_shard(shard)
     total = len(archs) if isinstance(archs, Sized) else None
     archs = _checked(archs)
-    setting = Setting(net, seed, images, labels, batch_size, init, device, build)
+    net = bare(net)
+    setting = Setting(net, seed, images, labels, batch_size, init, device, build, labelled(parts, given))
     scorer: Exact | Inherited
     if mode == "inherited":
         tables = setting.tables(parts, given)
@@ -125,13 +126,23 @@ class Setting:
     init: str | None
     device: torch.device | str | None
     build: Mapping[str, Any] | None
+    labels_matter: bool = True
     _drawn: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def probe(self, arch: Architecture) -> Probe:
         """The network of `arch` with the batch, which is drawn once per family."""
         images, labels = self._drawn.get(arch.family, (self.images, self.labels))
         probe = make_probe(
-            self.net, arch, self.seed, images, labels, self.batch_size, self.init, self.device, self.build
+            self.net,
+            arch,
+            self.seed,
+            images,
+            labels,
+            self.batch_size,
+            self.init,
+            self.device,
+            self.build,
+            self.labels_matter,
         )
         self._drawn[arch.family] = (probe.images, probe.labels)
         return probe

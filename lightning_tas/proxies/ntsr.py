@@ -19,6 +19,11 @@ from lightning_tas.proxies.registry import FloatArray, Needs, register
     combines=("ntkt", "sept"),
 )
 def ntsr(table: Mapping[str, FloatArray]) -> FloatArray:
-    """Mean of the ranks of NTKT and SEPT in the comparison set (larger is better); equal values share the mean rank."""
+    """Mean of the ranks of NTKT and SEPT in the comparison set (larger is better); equal values share the mean rank.
+
+    A single network, which has no rank, has its NTKT as value.
+    """
+    if len(table["ntkt.value"]) == 1:
+        return table["ntkt.value"].copy()
     ranks: FloatArray = (rankdata(table["ntkt.value"]) + rankdata(table["sept.value"])) / 2
     return ranks

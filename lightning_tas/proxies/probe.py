@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
@@ -154,6 +155,18 @@ def per_block(probe: Probe, terms: Mapping[Layer, Tensor], **extras: Tensor | fl
         at, block = torch.tensor(inside, device=stacked.device).t()
         parts.index_add_(0, block, stacked[at])
     return Measured(stacked.sum(), parts, extras)
+
+
+def bare(net: nn.Module | None) -> nn.Module | None:
+    """The network inside torch's wrappers: data parallel ones and what `torch.compile` makes."""
+    while net is not None:
+        if isinstance(net, (nn.DataParallel, DistributedDataParallel)):
+            net = net.module
+        elif isinstance(getattr(net, "_orig_mod", None), nn.Module):
+            net = net._orig_mod  # type: ignore[assignment]
+        else:
+            break
+    return net
 
 
 def private_copy(net: nn.Module, device: torch.device | str | None = None) -> nn.Module:

@@ -17,7 +17,7 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 Factory = Callable[..., "Callable[[], Measured]"]
 Combine = Callable[[Mapping[str, FloatArray]], FloatArray]
+Changes = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -135,7 +136,8 @@ class Proxy:
     besides the network's weights and the batch. cost: in forward and backward passes. combines: names of the proxies
     whose raw quantities (`Score.extras`, as "proxy.quantity") a rank-combined one ranks. unsupported: family of
     architectures to the reason why the proxy says nothing there. light: it looks at one image or none and changes
-    nothing of the process, not even for a while, so networks may be scored by it side by side in threads.
+    nothing of the process, not even for a while, so networks may be scored by it side by side in threads. changes: what
+    options make of all this (fields of `Needs`, or `deterministic`), see `under`.
     """
 
     name: str
@@ -149,6 +151,7 @@ class Proxy:
     combines: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
     light: bool = False
+    changes: Changes | None = field(default=None, repr=False, compare=False)
     options: Mapping[str, Any] = field(default_factory=dict)
     factory: Factory | None = field(default=None, repr=False, compare=False)
     combine: Combine | None = field(default=None, repr=False, compare=False)
@@ -158,6 +161,14 @@ class Proxy:
     def parts(self) -> list[Proxy]:
         """The proxies to run for this one: its components, or itself."""
         return [proxy(name) for name in self.combines] or [self]
+
+    def under(self, options: Mapping[str, Any]) -> Proxy:
+        """This proxy with the metadata that hold under `options`; those not given have their defaults."""
+        if self.changes is None:
+            return self
+        changed = dict(self.changes({**self.options, **options}))
+        deterministic = bool(changed.pop("deterministic", self.deterministic))
+        return replace(self, needs=replace(self.needs, **changed), deterministic=deterministic)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """`UserError` for an option that this proxy does not have, or a value that cannot be meant."""
@@ -215,6 +226,7 @@ def register(
     unsupported: Mapping[str, str] | None = None,
     function: bool = False,
     light: bool = False,
+    changes: Changes | None = None,
 ) -> Callable[[F], F]:
     """Decorator of a factory, of a plain ``function(probe, **options)``, or (with `combines`) of a `Combine` rule."""
 
@@ -240,6 +252,7 @@ def register(
             tuple(combines),
             dict(unsupported or {}),
             light,
+            changes,
             options,
             factory,
             made if combines else None,

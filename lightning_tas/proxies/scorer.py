@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
-from lightning_tas.proxies.initialise import DEFAULT, INHERITED, METHODS, check_method, fresh, redraw
-from lightning_tas.proxies.probe import Measured, Notes, Probe, gaussian_batch, private_copy, quiet, settled
+from lightning_tas.proxies.initialise import DEFAULT, INHERITED, check_method, fresh, redraw
+from lightning_tas.proxies.probe import Measured, Notes, Probe, bare, gaussian_batch, private_copy, quiet, settled
 from lightning_tas.proxies.registry import Proxy, proxy
 from lightning_tas.proxies.score import Score
 
@@ -58,7 +58,9 @@ def score_one(
     if arch is not None:
         check_arch("arch", arch)
     with quiet():
-        probe = make_probe(net, arch, seed, images, labels, batch_size, init, device, build)
+        probe = make_probe(
+            bare(net), arch, seed, images, labels, batch_size, init, device, build, labelled(chosen.parts, given)
+        )
         found = score_network(chosen.parts, probe, given)
     if chosen.combine is None:
         return found[name]
@@ -75,8 +77,8 @@ def check_arguments(
     device: Any,
 ) -> None:
     """Refuse arguments of `score_one` that no network could be scored with; the network says more (`batch_for`)."""
-    whole("seed", seed, -math.inf)
-    whole("batch_size", batch_size, 1)
+    whole_number("seed", seed, -math.inf)
+    whole_number("batch_size", batch_size, 1)
     if images is None and labels is not None:
         raise UserError("labels: given without images")
     for key, tensor, shape in (("images", images, "(B, C, H, W)"), ("labels", labels, "(B,)")):
@@ -99,7 +101,7 @@ def check_arguments(
         check_device(device)
 
 
-def whole(key: str, value: Any, least: float) -> int:
+def whole_number(key: str, value: Any, least: float) -> int:
     """`value`, refused where it is no whole number, or one below `least`."""
     number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not number or value < least:
@@ -137,12 +139,13 @@ def make_probe(
     init: str | None = None,
     device: torch.device | str | None = None,
     build: Mapping[str, Any] | None = None,
+    labels_matter: bool = True,
 ) -> Probe:
     """A private network with its batch; arguments as of `score_one`. To be used inside `probe.quiet`."""
     alone = private_network(net, arch, seed, init, build)
     place = torch.device(device) if device is not None else _place(net)
     alone = settled(alone, place).float()  # whatever the network is in, its batch is in float32
-    images, labels = batch_for(alone, seed, images, labels, batch_size)
+    images, labels = batch_for(alone, seed, images, labels, batch_size, labels_matter)
     probe = Probe(alone, images.to(place), labels.to(place), seed)
     probe.space = getattr(net, "space", None)
     if net is None or hasattr(net, "options"):
@@ -179,12 +182,13 @@ def private_network(
     if method == INHERITED:
         return net.subnet(arch) if is_supernet else private_copy(net)  # type: ignore[operator, no-any-return]
     own = arch or getattr(net, "arch", None)
+    if own is not None and hasattr(net, "options"):
+        # Built anew, so that nothing trained is left in what a method does not draw: class token, positions, tables.
+        return fresh(own, seed, method, _build_options(net))
     if method == DEFAULT:
-        if own is None:
-            raise UserError("init: 'default' needs a network of a registered family; valid here: inherited and methods")
-        return fresh(own, seed, DEFAULT, _build_options(net))
-    alone: nn.Module = net.subnet(arch) if is_supernet else private_copy(net)  # type: ignore[operator]
-    redraw(alone, METHODS[method], seed)
+        raise UserError("init: 'default' needs a network of a registered family; valid here: inherited and methods")
+    alone = private_copy(net)
+    redraw(alone, method, seed)
     return alone
 
 
@@ -201,12 +205,24 @@ def _place(net: nn.Module | None) -> torch.device:
     return next(net.parameters()).device if net is not None else torch.device("cpu")
 
 
+def labelled(parts: Sequence[Proxy], options: Options) -> bool:
+    """Whether any of these proxies, under its options, looks at labels."""
+    return any(part.under(options.get(part.name, {})).needs.labels for part in parts)
+
+
 def batch_for(
-    net: nn.Module, seed: int, images: Tensor | None, labels: Tensor | None, batch_size: int
+    net: nn.Module,
+    seed: int,
+    images: Tensor | None,
+    labels: Tensor | None,
+    batch_size: int,
+    labels_matter: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The batch given, checked against the network, or one drawn from `seed`; detached, images in float32."""
     options = getattr(net, "options", {})
     classes = int(getattr(net, "num_classes", 0))
+    if labels is None and labels_matter and classes < 1:
+        raise UserError("labels: the network does not say how many classes it has (net.num_classes): give labels")
     if images is None:
         if not hasattr(net, "img_size"):
             raise UserError("images: the network does not say what images it takes (net.img_size): give a batch")

@@ -40,7 +40,7 @@ def sept(probe: Probe, width: Annotated[str, one_of(WIDTHS)] = "embed") -> Measu
     """Bound of the separation rank. `width`: d_l is the block's "embed" width, or that of its queries, "qkv"."""
     arch, grid = getattr(probe.net, "arch", None), getattr(probe.net, "grid_size", None)
     if arch is None or grid is None:
-        raise UserError("sept: the network does not say its architecture and patch grid (net.arch, net.grid_size)")
+        return Measured(0.0, reason="the network does not say its architecture and grid (net.arch, net.grid_size)")
     assert isinstance(grid, tuple)
     return Measured(separation_rank(*sizes(arch, grid, width)))
 

@@ -45,6 +45,7 @@ def _is_space(name: str) -> bool:
     paper="Wang et al. 2023, https://arxiv.org/abs/2304.14636",
     equation="sum over blocks of |g w| of the network / |g w| of the largest network",
     cost="1 forward and backward, and once per source of weights 1 of the largest network",
+    changes=lambda options: {"labels": options["loss"] == "ce"},
 )
 def snip_norm(
     probe: Probe,
@@ -56,7 +57,8 @@ def snip_norm(
 
     That is the supernet's largest, or for a stand-alone network that of the smallest registered space that holds it,
     drawn from the same seed. In no known space it is the network whose blocks all have the greatest of this one's own
-    choices; such values say little beside those of other networks, so name the space.
+    choices; such values say little beside those of other networks, so name the space. So do for networks of several
+    spaces, each of which would be measured against its own largest.
 
     Options:
         norm: "paper", or "l1l1" as released: qkv, fc1 and fc2 each divided by its sum |w| * sum |g|, others left out.

@@ -219,7 +219,7 @@ class Scores:
     def _column(self, name: str) -> Column:
         if name not in self._columns:
             if name not in self._proxies:
-                raise unknown("proxy", name, [*self._proxies, *self._columns])
+                raise unknown("proxy", name, dict.fromkeys([*self._proxies, *self._columns]))
             self._columns[name] = self._combine(self._proxies[name])
         return self._columns[name]
 

@@ -111,6 +111,11 @@ def te_regions(probe: Probe) -> Callable[[], Measured]:
     combines=("te_ntk", "te_regions"),
 )
 def te_nas(table: Mapping[str, FloatArray]) -> FloatArray:
-    """Sum of the ranks, in the comparison set, of trainability and expressivity; equal values share the mean rank."""
+    """Sum of the ranks, in the comparison set, of trainability and expressivity; equal values share the mean rank.
+
+    A single network, which has no rank, has its trainability -kappa as value.
+    """
+    if len(table["te_ntk.value"]) == 1:
+        return table["te_ntk.value"].copy()
     ranks: FloatArray = rankdata(table["te_ntk.value"]) + rankdata(table["te_regions.value"])
     return ranks

@@ -50,6 +50,24 @@ def test_tensors_are_numbers(tmp_path: Path) -> None:
     assert bench.archs[0] == bench.archs[1] and list(bench.accuracies["a_acc"]) == [0.5, 1.0]
 
 
+@pytest.mark.parametrize("made", [np.float64, np.float32, np.int64, lambda number: np.asarray(float(number))])
+def test_numpy_numbers_are_numbers(made: Any, tmp_path: Path) -> None:
+    """Pickles of NumPy 1 and 2 name their modules differently; neither may need weights_only=False."""
+    arch = {"hidden_dim": np.int64(192), "depth": 2, "num_heads": np.array([3, 4]), "mlp_ratio": [3.5, 4.0]}
+    path = tmp_path / "b.pth"
+    torch.save([{"arch": arch, "a_acc": made(2)}, record(a_acc=1)], path)
+    for old, new in ((b"numpy._core", b"numpy.core"), (b"numpy.core", b"numpy._core")):
+        bench = read_bench(path)
+        assert bench.archs[0] == bench.archs[1] and list(bench.accuracies["a_acc"]) == [2.0, 1.0]
+        torch.save([{"arch": arch, "a_acc": made(2)}, record(a_acc=1)], path, _use_new_zipfile_serialization=False)
+        path.write_bytes(path.read_bytes().replace(old, new))
+
+
+def test_whether_all_networks_are_there(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps(RECORDS))
+    assert [read_bench(tmp_path / "b.json", limit=limit).complete for limit in (None, 3, 2)] == [True, True, False]
+
+
 class Foreign:
     """What a checkpoint must not be able to bring along."""
 
@@ -142,5 +160,6 @@ def test_published_figures_where_the_bench_is_the_same() -> None:
     assert (vanilla.tau, vanilla.spearman) == (None, pytest.approx(0.8688))
     assert published("autoformer", "imagenet_super_acc", columns)["snip"].tau == pytest.approx(0.1461)
     assert published("autoprox_vit", "c100_base_acc", columns) == {}
+    assert published("autoprox_vit", "imagenet_super_acc", columns) == {}, "those networks are of another class"
     assert published("pit", "c100_kd_acc", ["c100_kd_acc"]) == {}
     assert published("s3", "c100_kd_acc", columns) == {}

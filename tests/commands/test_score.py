@@ -190,7 +190,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["bench.networks=1"], ["bench.networks: 1"]),
     (["bench.family=autoformr"], ["autoformr", "Did you mean 'autoformer'"]),
     (["bench.family=pit"], ["bench.path", "network 0: base_dim", "embed_dim"]),
-    (["data.img_size=8"], ["network 0", "img_size"]),
+    (["data.img_size=8"], ["data.img_size: [8, 8]", "patch"]),
     (["bench.images=data", "bench.batch_size=100000"], ["bench.batch_size: 100000", "synthetic"]),
     (["resume=absent"], ["resume: 'absent'"]),
     (["logger=wand"], ["logger: 'wand'"]),

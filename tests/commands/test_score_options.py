@@ -94,6 +94,49 @@ def test_options_mean_the_same_in_every_group(options: dict[str, Any]) -> None:
             check(names, BenchConfig(proxies=names, options={"ntsr": {"width": "qkv"}}, paper=paper))
 
 
-def test_a_space_is_no_use_beside_a_bench(argv: list[str]) -> None:
-    with pytest.warns(UserWarning, match="space is ignored: .*bench.json"):
-        assert main("score", [*argv, "bench.proxies=[params]", "space=autoformer_tiny", "plan=true"]) == 0
+IGNORED = [
+    (["space=autoformer_tiny"], "space is ignored: .*bench.json"),
+    (["source=prenas"], "source is ignored: .*bench.json"),
+    (["bench.eval_batches=3"], "bench.eval_batches is ignored"),
+    (["scoring.networks=3"], "scoring.networks is ignored: it is for fit"),
+    (["trainer.precision=bf16-mixed"], "trainer.precision is ignored: score trains nothing"),
+    (["train.lr=1"], "train.lr is ignored"),
+    (["arch=5M"], "arch is ignored"),
+    (["model.bias_rule=autoformer"], "model.bias_rule is ignored"),
+    (["bench.paper=true", "bench.batch_size=8"], "bench.batch_size is ignored: bench.paper"),
+    (["bench.paper=true", "bench.zen_repeat=8"], "bench.zen_repeat is ignored: bench.paper"),
+    (["bench.proxies=[zen]", "bench.zen_repeat=8", "bench.options={zen:{repeat:1}}"], "bench.zen_repeat is ignored"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), IGNORED, ids=[" ".join(given) for given, _ in IGNORED])
+def test_what_changes_nothing_is_said(argv: list[str], overrides: list[str], words: str) -> None:
+    proxies = [] if any("bench.proxies" in one for one in overrides) else ["bench.proxies=[params]"]
+    with pytest.warns(UserWarning, match=words):
+        assert main("score", [*argv, *proxies, *overrides, "plan=true"]) == 0
+
+
+def test_what_matters_is_not_called_ignored(argv: list[str], recwarn: pytest.WarningsRecorder) -> None:
+    given = ["trainer.accelerator=cpu", "bench.batch_size=8", "data.in_chans=1", "seed=3", "bench.family=autoformer"]
+    assert main("score", [*argv, *given, "bench.proxies=[params]", "plan=true"]) == 0
+    assert not [warning for warning in recwarn if "is ignored" in str(warning.message)]
+
+
+@pytest.mark.parametrize(
+    "override", ["init=library", "init=tf_tas", "scale=true", "drop_rate=0.1", "drop_path_rate=0.2", "pool=token"]
+)
+def test_options_of_networks_reach_them(argv: list[str], override: str, tmp_path: Path) -> None:
+    """Those that costs do not depend on as well: each is an option of the networks built."""
+    key, value = override.split("=")
+    quick = ["bench.proxies=[synflow]", "bench.inits=1", "bench.bootstrap=0", "run=a"]
+    assert main("score", [*argv, *quick, f"model.{override}"]) == 0
+    record = json.loads(next((tmp_path / "runs").glob("*/a/bench.json")).read_text())
+    assert str(record["build"][key]).lower() == value
+
+
+def test_options_that_networks_cannot_have_are_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("score", [*argv, "bench.proxies=[params]", "model.init=libary"]) == 2
+    message = capsys.readouterr().err
+    assert "model.init: 'libary'" in message and "library" in message and "network 0" not in message
+    assert main("score", [*argv, "bench.proxies=[params]", "model.patch_size=64"]) == 2
+    assert "data.img_size" in capsys.readouterr().err

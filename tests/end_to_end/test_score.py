@@ -115,4 +115,4 @@ def test_smoke(recipe: str, file: str, columns: int, chosen: str, shared: Path, 
     found = correlations(tmp_path / recipe / "a")
     assert len({row["accuracy"] for row in found}) == columns
     assert {row["proxy"] for row in found} == (set(proxies()) if chosen == "all" else {"params", "macs", "snip"})
-    assert any(row["published_tau"] is not None for row in found) == (recipe != "vit_bench_autoformer")
+    assert all(row["published_tau"] is None for row in found), "of some networks nothing is published"
