@@ -135,8 +135,8 @@ def test_options_of_networks_reach_them(argv: list[str], override: str, tmp_path
 
 
 def test_options_that_networks_cannot_have_are_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("score", [*argv, "bench.proxies=[params]", "model.init=libary"]) == 2
+    assert main("score", [*argv, "bench.proxies=[params]", "model.init=librar"]) == 2
     message = capsys.readouterr().err
-    assert "model.init: 'libary'" in message and "library" in message and "network 0" not in message
+    assert "model.init: 'librar'" in message and "library" in message and "network 0" not in message
     assert main("score", [*argv, "bench.proxies=[params]", "model.patch_size=64"]) == 2
     assert "data.img_size" in capsys.readouterr().err
