@@ -40,7 +40,7 @@ PAPER: dict[str, Size] = {
     "zico": Size(128, {}, "two batches of 64, as Zero-Cost NAS has one"),
     "meco": Size(64, {}, "as Zero-Cost NAS; one image of the batch counts"),
     "zen": Size(16, {"repeat": 32}, "Zen-NAS (arXiv:2102.01063), released code"),
-    "snip_norm": Size(64, {}, "PreNAS, released code"),
+    "snip_norm": Size(64, {}, "PreNAS, released code (there pixels have ImageNet's mean and deviation)"),
     **dict.fromkeys(("auto_prox_a", "auto_prox_released"), Size(128, {}, "Auto-Prox: a mini-batch of 128 images")),
     **dict.fromkeys(("ntkt", "ntsr"), Size(32, {}, "our choice: ETAS names no batch")),
 }

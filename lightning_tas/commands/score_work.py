@@ -70,7 +70,7 @@ class Job:
 
 @dataclass
 class Results:
-    """Scores (initialisations, networks) by kind of weights and proxy, and seconds a network by proxy."""
+    """Scores (initialisations, networks) by kind of weights and proxy, and median seconds a network by proxy."""
 
     scores: dict[str, dict[str, Floats]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -222,7 +222,8 @@ def score(config: Config, job: Job, folder: Path) -> Results:
             seconds.setdefault(name, []).extend(np.asarray(scores.seconds(name), dtype=float).tolist())
     for (weights, name), rows in found.items():
         results.scores.setdefault(weights, {})[name] = np.stack([rows[init] for init in sorted(rows)])
-    results.seconds = {name: float(np.mean(values)) for name, values in seconds.items()}
+    # Not the mean: one network during which the machine slept or the process was stopped would rule it.
+    results.seconds = {name: float(np.median(values)) for name, values in seconds.items()}
     return results
 
 
