@@ -47,6 +47,7 @@ def _by_block(probe: Probe, role: str) -> list[Layer]:
     paper=PAPER,
     equation="|dL/dW_qkv| + mean sigmoid(dL/dW_mlp), per block",
     cost="1 forward and backward",
+    layers="qkv, fc1, fc2",
 )
 def auto_prox_a(probe: Probe, reduce: Reduction = "sum", layer_reduce: Reduction = "mean") -> Callable[[], Measured]:
     """The proxy found on AutoFormer: size of the qkv gradient plus a term that stays near 1/2 at initialisation.
@@ -75,6 +76,7 @@ def auto_prox_a(probe: Probe, reduce: Reduction = "sum", layer_reduce: Reduction
     paper=PAPER,
     equation="||sigmoid(W_qkv)||_F - mean log softmax(row norms of W_mlp), per block",
     cost="the weights alone",
+    layers="qkv, fc1, fc2",
     function=True,
     light=True,
 )
@@ -115,6 +117,7 @@ class _Activations(Watcher):
     paper=PAPER,
     equation="||minmax(W_fc1)||_F + mean sqrt(sigmoid(dL/dA_mlp)), per block",
     cost="1 forward and backward",
+    layers="fc1 and its output",
 )
 def auto_prox_released(probe: Probe, layer_reduce: Reduction = "mean") -> Callable[[], Measured]:
     """The winner in the released configurations, which is neither of the paper's two and serves both spaces there.

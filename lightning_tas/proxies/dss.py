@@ -91,6 +91,7 @@ def _as_released(name: str, weight: Tensor) -> Tensor:
     paper="Zhou et al. 2022, https://arxiv.org/abs/2203.12217",
     equation="sum ||dL/dW||_* ||W||_* over attention + sum |dL/dW * W| over MLPs",
     cost="1 forward and backward of one image, 4 nuclear norms a block",
+    layers="qkv, proj; fc1, fc2",
     light=True,
 )
 def dss(

@@ -19,9 +19,10 @@ from lightning_tas.proxies.registry import FloatArray, Needs, register
 @register(
     "dss_pp",
     needs=Needs(backward=True),
-    paper="Zhou et al. 2023, T-Razor",
+    paper="Zhou et al. 2023, Training-Free Transformer Architecture Search With Zero-Cost Proxy Guided Evolution",
     equation="rank(diversity) + rank(saliency) over the comparison set",
     cost="that of dss",
+    layers="qkv, proj; fc1, fc2",
     combines=("dss",),
 )
 def dss_pp(raw: Mapping[str, FloatArray]) -> FloatArray:

@@ -44,6 +44,7 @@ class _Fisher(Watcher):
     paper="Theis et al. 2018, https://arxiv.org/abs/1801.05787",
     equation="sum over channels of 1/2 mean_b (sum_t a * dL/da)^2",
     cost="1 forward and backward (shared with snip)",
+    layers="outputs of weight matrices",
 )
 def fisher(probe: Probe, ref_axis: bool = False, broadcast: bool = False) -> Callable[[], Measured]:
     """Effect on the loss of removing output channels, to second order; a the output of a layer."""

@@ -24,6 +24,7 @@ K = 1e-5
     paper="Mellor et al. 2020, https://arxiv.org/abs/2006.04647v1",
     equation="-sum_b (log(nu_b + k) + 1 / (nu_b + k)), k = 1e-5",
     cost="1 forward and backward",
+    layers="images",
 )
 def jacob_cov(probe: Probe) -> Callable[[], Measured]:
     """Spread of the eigenvalues of the correlation of input Jacobians, in float64."""

@@ -45,6 +45,7 @@ NORMS = ("identity", "keep")
     paper="Chen et al. 2022, https://arxiv.org/abs/2202.11921",
     equation="sum over theta of ||dz(x(theta))/d theta||_2, x a circle in image space",
     cost="2 forwards of 500 images of one patch per repeat",
+    layers="features before the classifier",
 )
 def length_distortion(
     probe: Probe,

@@ -56,9 +56,10 @@ class _Correlations(Watcher):
 @register(
     "meco",
     needs=Needs(data=True),
-    paper="Jiang et al. 2023, NeurIPS",
+    paper="Jiang et al. 2023, https://neurips.cc/virtual/2023/poster/72017",
     equation="sum over layers of the least eigenvalue of the correlation of one image's features",
     cost="1 forward (shared with snip) and an eigenvalue problem per layer",
+    layers="outputs of weight matrices",
 )
 def meco(
     probe: Probe, rows: Annotated[str, one_of(ROWS)] = "tokens", modules: Annotated[str, one_of(MODULES)] = "layers"

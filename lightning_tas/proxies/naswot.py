@@ -55,6 +55,7 @@ class _Codes(Watcher):
     paper="Mellor et al. 2021, https://arxiv.org/abs/2006.04647",
     equation="log |det K|, K = sum over layers of x x^T + (1 - x)(1 - x)^T",
     cost="1 forward (shared with snip)",
+    layers="inputs of the MLPs' GELU (fc1)",
     changes=lambda options: {"deterministic": not options["redraw"]},
 )
 def naswot(probe: Probe, redraw: bool = False) -> Callable[[], Measured]:

@@ -95,9 +95,10 @@ class _Copies:
     "ntkt",
     needs=Needs(data=True, backward=True, per_sample=True),
     deterministic=False,
-    paper="ETAS, eq. 12 and 13",
+    paper="ETAS: Zero-Shot Transformer Architecture Search via Network Trainability and Expressivity, eq. 12 and 13",
     equation="(1 / T^2) sum_{a,t,j} ||dz_{a,t,j}/dw||^2",
     cost="1 forward and backward per probe, with norms of gradients per image",
+    layers="all parameters before the classifier",
 )
 def ntkt(
     probe: Probe,

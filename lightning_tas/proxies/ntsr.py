@@ -13,9 +13,10 @@ from lightning_tas.proxies.registry import FloatArray, Needs, register
     "ntsr",
     needs=Needs(data=True, backward=True, per_sample=True),
     deterministic=False,
-    paper="ETAS, eq. 17",
+    paper="ETAS: Zero-Shot Transformer Architecture Search via Network Trainability and Expressivity, eq. 17",
     equation="(R(NTKT) + R(SEPT)) / 2",
     cost="that of ntkt",
+    layers="all parameters before the classifier",
     combines=("ntkt", "sept"),
 )
 def ntsr(table: Mapping[str, FloatArray]) -> FloatArray:

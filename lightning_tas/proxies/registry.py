@@ -137,7 +137,8 @@ class Proxy:
     whose raw quantities (`Score.extras`, as "proxy.quantity") a rank-combined one ranks. unsupported: family of
     architectures to the reason why the proxy says nothing there. light: it looks at one image or none and changes
     nothing of the process, not even for a while, so networks may be scored by it side by side in threads. changes: what
-    options make of all this (fields of `Needs`, or `deterministic`), see `under`.
+    options make of all this (fields of `Needs`, or `deterministic`), see `under`. layers: what of the network it looks
+    at, by roles (`roles.find_layers`). dtype: what passes run in; sums are in float64.
     """
 
     name: str
@@ -156,6 +157,8 @@ class Proxy:
     factory: Factory | None = field(default=None, repr=False, compare=False)
     combine: Combine | None = field(default=None, repr=False, compare=False)
     checks: Mapping[str, Option] = field(default_factory=dict, repr=False, compare=False)
+    layers: str = "weight matrices"
+    dtype: str = "float32"
 
     @property
     def parts(self) -> list[Proxy]:
@@ -227,6 +230,8 @@ def register(
     function: bool = False,
     light: bool = False,
     changes: Changes | None = None,
+    layers: str = "weight matrices",
+    dtype: str = "float32",
 ) -> Callable[[F], F]:
     """Decorator of a factory, of a plain ``function(probe, **options)``, or (with `combines`) of a `Combine` rule."""
 
@@ -257,6 +262,8 @@ def register(
             factory,
             made if combines else None,
             checks,
+            layers,
+            dtype,
         )
         return made
 

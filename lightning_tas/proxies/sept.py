@@ -30,9 +30,10 @@ WIDTHS = ("embed", "qkv")
 
 @register(
     "sept",
-    paper="ETAS, eq. 16",
+    paper="ETAS: Zero-Shot Transformer Architecture Search via Network Trainability and Expressivity, eq. 16",
     equation="log sum_l d_l + log sum_l (d_l^(T+1) - 1) / (d_l - 1)",
     cost="none",
+    layers="none: widths alone",
     function=True,
     light=True,
 )

@@ -45,6 +45,7 @@ def _is_space(name: str) -> bool:
     paper="Wang et al. 2023, https://arxiv.org/abs/2304.14636",
     equation="sum over blocks of |g w| of the network / |g w| of the largest network",
     cost="1 forward and backward, and once per source of weights 1 of the largest network",
+    layers="all parameters of blocks",
     changes=lambda options: {"labels": options["loss"] == "ce"},
 )
 def snip_norm(

@@ -31,6 +31,7 @@ def ones_pass(
     paper="Tanaka et al. 2020, https://arxiv.org/abs/2006.05467",
     equation="sum |dR/dW * W|, R = sum f(1; |W|)",
     cost="1 forward and backward of one image in float64",
+    dtype="float64",
     light=True,
 )
 def synflow(probe: Probe) -> Callable[[], Measured]:

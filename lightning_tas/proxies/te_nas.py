@@ -87,6 +87,7 @@ class _Patterns(Watcher):
     paper=PAPER,
     equation="number of distinct sign patterns in the batch",
     cost="1 forward",
+    layers="inputs of the MLPs' GELU (fc1)",
 )
 def te_regions(probe: Probe) -> Callable[[], Measured]:
     """Linear regions: distinct sign patterns of GELU inputs. On ViTs every image has its own: no more than B."""

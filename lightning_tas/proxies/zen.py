@@ -29,6 +29,7 @@ from lightning_tas.proxies.registry import Needs, least, register
     paper="Lin et al. 2021, https://arxiv.org/abs/2102.01063",
     equation="log E ||f(x) - f(x + alpha e)||_1 + sum_BN log sqrt(mean var), Algorithm 1",
     cost="2 forwards per repeat",
+    layers="features before pooling",
 )
 def zen(probe: Probe, repeat: Annotated[int, least(1)] = 4, alpha: float = 0.01) -> Callable[[], Measured]:
     """Sensitivity of features to the image, at N(0, 1) weights; the paper has `repeat` 32."""

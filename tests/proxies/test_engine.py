@@ -293,7 +293,8 @@ def test_mistakes_name_what_is_valid() -> None:
 
 def test_every_proxy_describes_itself() -> None:
     for name, one in proxies().items():
-        assert one.name == name and one.paper and one.equation and one.cost and one.summary
+        assert one.name == name and one.paper and one.equation and one.cost and one.summary and one.layers
+        assert one.dtype in ("float32", "float64")
         assert (one.factory is None) == bool(one.combines)
         assert all(part in proxies() for part in one.combines)
     assert sum(len(one.unsupported) for one in proxies().values()) <= 5
