@@ -90,6 +90,7 @@ class ProxyScoring(Callback):
         else:
             networks = whole_number("networks", networks, 2)
         self.networks, self.folder = networks, Path(folder) if folder is not None else None
+        self._into: Path | None = None
         self.every_n_epochs = whole_number("every_n_epochs", every_n_epochs, 1)
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.eval_batches = None if eval_batches is None else whole_number("eval_batches", eval_batches, 1)
@@ -110,7 +111,7 @@ class ProxyScoring(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Score the initial weights, or go on from the record of the checkpoint."""
         net: Any = pl_module.net
-        self.folder = self.folder or Path(trainer.log_dir or trainer.default_root_dir)
+        self._into = into = self.folder or Path(trainer.log_dir or trainer.default_root_dir)
         seed = self.seed if self.seed is not None else int(pl_module.seed)  # type: ignore[arg-type]
         archs = draw(net, self.networks, seed)
         prices = [cost(arch, net) for arch in archs]
@@ -118,7 +119,7 @@ class ProxyScoring(Callback):
         settings |= {"options": self.options} if self.options else {}
         self.record.begin(archs, prices, settings, trainer.global_step)
         if trainer.is_global_zero:
-            self.record.rewrite(self.folder)
+            self.record.rewrite(into)
         if not self.record.scorings:
             if trainer.global_step:
                 rank_zero_warn("scoring: the checkpoint holds no scores at initialisation; theirs are left out")
@@ -200,10 +201,10 @@ class ProxyScoring(Callback):
     # --- what comes out ---------------------------------------------------------------------------------------------
 
     def _write(self, trainer: Trainer, found: Scoring, seconds: float) -> None:
-        assert self.folder is not None
-        self.record.append(self.folder, found)
+        assert self._into is not None
+        self.record.append(self._into, found)
         taus = self.record.correlations(found)
-        picture = self.folder / "scoring.png"
+        picture = self._into / "scoring.png"
         save_figure(self._picture(found, taus), picture)
         row: dict[str, Any] = {f"score/{key}": value for key, value in taus.items() if value is not None}
         row["score/top1"] = float(np.mean(found.top1))

@@ -42,3 +42,15 @@ def processes(tmp_path: Path) -> Iterator[Any]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Proxies that a test registers are gone afterwards."""
+    from lightning_tas.proxies import registry
+
+    registry.proxies()
+    before = dict(registry._PROXIES)
+    yield
+    registry._PROXIES.clear()
+    registry._PROXIES.update(before)

@@ -33,7 +33,7 @@ def test_the_tour_of_the_python_interface() -> None:
 
 
 @pytest.mark.slow
-def test_the_proxies_are_scored_as_shown() -> None:
+def test_the_proxies_are_scored_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = [block for block in blocks("python") if "score_many" in block]
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)
@@ -44,6 +44,12 @@ def test_the_proxies_are_scored_as_shown() -> None:
         assert names["tas"].score_one("widths", names["net"], names["arch"]).value > 0
     finally:
         del registry._PROXIES["widths"]
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block for block in blocks("python") if "mine.json" in block]
+    exec(compile(code, "README.md", "exec"), names)
+    (call,) = re.findall(r"`python -m lightning_tas\.score (.*bench=mine\.json .*)`", README)
+    assert main("score", [*shlex.split(call), "bench.proxies=[sept]", "bench.inits=1", "run=a"]) == 0
+    assert len((tmp_path / "runs/vit_bench_autoformer/a/scores.csv").read_text().splitlines()) == 1 + 20
 
 
 def test_registering_a_data_set() -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError, nearest, unknown
 
 KEY = "bench.path"
 TORCH_SUFFIXES = (".pth", ".pt", ".bin")
@@ -79,8 +79,8 @@ def read_bench(
     families = sorted({arch.family for arch in archs})
     if len(families) > 1:
         raise UserError(f"{KEY}: {str(path)!r} mixes networks of {', '.join(families)}; a bench is of one family")
-    found = _columns([entry for _, entry in entries], path)
-    names, notes = tuple(found), list[str]()
+    found = _columns(entries, path)
+    names, notes = tuple(found), list(_gaps(found))
     if INHERITED in found:
         _drop_misaligned(found, archs, notes)
     if columns is not None:
@@ -100,7 +100,10 @@ def read_bench(
 
 def _load(path: Path) -> Any:
     if not path.is_file():
-        raise UserError(f"{KEY}: {str(path)!r} is not a file; give the JSON or .pth file of a bench")
+        beside = [str(path.parent / one.name) for one in path.parent.glob("*") if one.is_file()]
+        near = nearest(str(path), beside)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise UserError(f"{KEY}: {str(path)!r} is not a file; give the JSON or .pth file of a bench{hint}")
     if path.suffix.lower() in TORCH_SUFFIXES:
         import torch
 
@@ -114,7 +117,7 @@ def _load(path: Path) -> Any:
             raise UserError(f"{KEY}: {str(path)!r} cannot be read with weights_only=True ({reason})") from None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{KEY}: {str(path)!r} is neither JSON nor a .pth file ({error})") from None
 
 
@@ -152,7 +155,7 @@ def _entries(content: Any, path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 def _architecture(entry: Mapping[str, Any], label: str, family: str | None, path: Path) -> Architecture:
     try:
         return Architecture.from_dict(_plain(entry["arch"]), family=family)
-    except UserError as error:
+    except (UserError, RuntimeError) as error:  # RuntimeError: a tensor without numbers in it
         raise UserError(f"{KEY}: {str(path)!r}: entry {label}: {error}") from None
 
 
@@ -163,24 +166,35 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _columns(entries: Sequence[Mapping[str, Any]], path: Path) -> dict[str, NDArray[np.float64]]:
+def _columns(pairs: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> dict[str, NDArray[np.float64]]:
+    entries = [entry for _, entry in pairs]
     names = dict.fromkeys(
         key for entry in entries for key in entry if str(key).endswith("acc") or str(key).startswith("top1")
     )
-    found = {str(name): np.array([_number(entry.get(name), name, path) for entry in entries]) for name in names}
+    found = {
+        str(name): np.array([_number(entry.get(name), name, label, path) for label, entry in pairs]) for name in names
+    }
+    for name in found:
+        if not name.isprintable():
+            raise UserError(f"{KEY}: {str(path)!r}: the accuracy {name!r} has a name that cannot be written")
     if not found:
         keys = ", ".join(str(key) for key in entries[0])
         raise UserError(f"{KEY}: {str(path)!r} has no accuracies (names that end in acc); its records have {keys}")
     return found
 
 
-def _number(value: Any, name: Any, path: Path) -> float:
-    value = _plain(value)
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UserError(f"{KEY}: {str(path)!r}: {name} {value!r} is not a number")
-    return round(float(value), DIGITS) if math.isfinite(value) else math.nan
+def _number(value: Any, name: Any, label: str, path: Path) -> float:
+    refused = UserError(f"{KEY}: {str(path)!r}: entry {label}: {name} {str(value)[:40]!r} is not a number")
+    try:
+        value = _plain(value)
+        if value is None:
+            return math.nan
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise refused
+        found = float(value)
+    except (OverflowError, RuntimeError):  # an integer of hundreds of digits; a tensor without numbers in it
+        raise refused from None
+    return round(found, DIGITS) if math.isfinite(found) else math.nan
 
 
 def _drop_misaligned(found: dict[str, NDArray[np.float64]], archs: Sequence[Architecture], notes: list[str]) -> None:
@@ -191,6 +205,14 @@ def _drop_misaligned(found: dict[str, NDArray[np.float64]], archs: Sequence[Arch
             f"{INHERITED} of the {int(wide.sum())} networks with hidden_dim {ALIGNED_BELOW} or more does not belong to "
             "them in the release: left out"
         )
+
+
+def _gaps(found: Mapping[str, NDArray[np.float64]]) -> Iterator[str]:
+    """What there is to say of networks whose accuracy is not known."""
+    for name, column in found.items():
+        missing = int(np.isnan(column).sum())
+        if missing:
+            yield f"{name} is unknown for {missing} of {len(column)} networks, which its correlations leave out"
 
 
 def _enough(values: NDArray[np.float64]) -> bool:

@@ -16,6 +16,7 @@ What is not defined, such as tau_b of a constant, is None, never NaN.
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Sequence
@@ -29,8 +30,12 @@ from lightning_tas.randomness import numpy_generator
 
 GROUP = 10
 """Networks in the groups of the mean best rank."""
+FEWEST = 8
+"""Networks that a bootstrap interval takes: resamples of fewer are so alike that it would look certain."""
 LEVEL = 95
 """Per cent that the bootstrap interval covers."""
+MANY = 1000
+"""Networks up to which resamples are squared together, which is then faster."""
 BLOCK = 4_000_000
 """Entries of a sign matrix that are held at a time."""
 
@@ -71,7 +76,7 @@ def correlate(
         truth: (networks,) accuracies; NaN where unknown, and those networks are left out.
         control: (networks,) parameter counts, for the partial tau.
         seed: of the bootstrap; the same resamples are used for every score of as many networks.
-        resamples: of the bootstrap; 0: no interval.
+        resamples: of the bootstrap; 0: no interval, nor is there one of fewer than `FEWEST` networks.
     """
     known = np.isfinite(np.asarray(truth, dtype=float))
     values = np.atleast_2d(np.asarray(scores, dtype=float))[:, known]
@@ -80,7 +85,11 @@ def correlate(
     taus = [kendall(row, y) for row in values]
     per_init = tuple(b for _, b in taus)
     partials = [partial_tau(b, kendall(row, z)[1], kendall(y, z)[1]) for (_, b), row in zip(taus, values, strict=True)]
-    low, high = bootstrap_interval(orders, y, seed=seed, resamples=resamples) if resamples else (None, None)
+    low, high = (
+        bootstrap_interval(orders, y, seed=seed, resamples=resamples)
+        if resamples and len(y) >= FEWEST
+        else (None, None)
+    )
     defined = [value for value in per_init if value is not None]
     return Correlation(
         networks=int(known.sum()),
@@ -166,25 +175,27 @@ def mean_best_rank(x: ArrayLike, y: ArrayLike, group: int = GROUP) -> float | No
     if m < 2:
         return None
     total = 0.0
-    for value in np.unique(x):
-        tied, lower = x == value, y[x < value]
-        size, fewer = int(tied.sum()), len(lower)
-        below = _better(lower, y[tied])
-        equal = _better(y[tied], y[tied]) - size / 2  # without each network itself
+    lower: list[float] = []  # accuracies of all networks with a lower score, in order
+    order = np.argsort(x, kind="stable")
+    for tied in np.split(y[order], np.flatnonzero(np.diff(x[order])) + 1):
+        size, fewer = len(tied), len(lower)
+        below = _better(lower, tied)
+        equal = _better(sorted(tied), tied) - size / 2  # without each network itself
         for place in range(size):  # the network has `place` of its equals below it
             drawn_from = fewer + place
             if drawn_from < m - 1:
                 continue
             better = (below + (equal * place / (size - 1) if size > 1 else 0.0)) / size
             total += math.comb(drawn_from, m - 1) / math.comb(n, m) * better / drawn_from
+        for accuracy in tied:
+            bisect.insort(lower, float(accuracy))
     return total
 
 
-def _better(others: Floats, own: Floats) -> float:
-    """Pairs of (other, own) in which the other is greater, equal ones half."""
-    ordered = np.sort(others)
-    left, right = np.searchsorted(ordered, own, "left"), np.searchsorted(ordered, own, "right")
-    return float((len(ordered) - (left + right) / 2).sum())
+def _better(ordered: Sequence[float], own: Floats) -> float:
+    """Pairs of (other, own), the others in order, in which the other is greater, equal ones half."""
+    spots = [(bisect.bisect_left(ordered, value) + bisect.bisect_right(ordered, value)) / 2 for value in own]
+    return len(ordered) * len(spots) - math.fsum(spots)
 
 
 def bootstrap_interval(
@@ -193,7 +204,8 @@ def bootstrap_interval(
     """Percentile interval of tau_b under resampling of networks, of its mean over the rows of `orders`.
 
     A resample is a vector c of how often each network was drawn, so tau_b of all of them is three quadratic forms,
-    c'Sc / sqrt(c'|S_x|c c'|S_y|c), with S_x and S_y the signs of all differences and S their product.
+    c'Sc / sqrt(c'|S_x|c c'|S_y|c), with S_x and S_y the signs of all differences and S their product. Of more than
+    `MANY` networks, whose squares are too many, each resample is sorted by itself.
     Resamples in which a column is constant have no tau and are left out.
 
     Args:
@@ -205,8 +217,13 @@ def bootstrap_interval(
     if n < 2:
         return None, None
     generator = numpy_generator(seed, "bootstrap")
-    counts = generator.multinomial(n, np.full(n, 1 / n), size=resamples).astype(float)  # (resamples, n)
-    taus = np.stack([_resampled(row, y, counts) for row in orders])
+    shares = np.full(n, 1 / n)
+    if n > MANY:
+        drawn = (np.repeat(np.arange(n), generator.multinomial(n, shares)) for _ in range(resamples))
+        taus = np.array([[stats.kendalltau(row[one], y[one]).statistic for row in orders] for one in drawn]).T
+    else:
+        counts = generator.multinomial(n, shares, size=resamples).astype(float)  # (resamples, n)
+        taus = np.stack([_resampled(row, y, counts) for row in orders])
     with np.errstate(invalid="ignore"):
         mean = np.nansum(taus, axis=0) / (~np.isnan(taus)).sum(axis=0)
     mean = mean[~np.isnan(mean)]

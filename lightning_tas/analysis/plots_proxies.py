@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 
 Interval = tuple[float | None, float | None, float | None]
 """Value, lower and upper bound; None is undefined."""
+ACROSS = 3
+"""Panels of bars beside one another."""
 PAD = 0.06
 """Space around panels, as a share of one."""
+
+
+def plain(text: str) -> str:
+    """`text` as it is: matplotlib takes what stands between dollar signs for a formula."""
+    return text.replace("$", r"\$")
 
 
 def score_scatter(
@@ -55,28 +62,31 @@ def score_scatter(
     dots = axes.scatter(x, y, c=millions, s=5, vmin=params.min() / 1e6, vmax=params.max() / 1e6)
     axes.set_xlim(-PAD, columns)
     axes.set_ylim(rows, 0)
-    titles = [f"{name}\n{np.nanmin(v):.2f} to {np.nanmax(v):.2f} %" for name, v in accuracies.items()]
+    titles = [f"{plain(name)}\n{np.nanmin(v):.2f} to {np.nanmax(v):.2f} %" for name, v in accuracies.items()]
     axes.set_xticks(np.arange(columns) + 0.5, titles, fontsize=8)
-    axes.set_yticks(np.arange(rows) + 0.55, list(order), fontsize=8)
+    axes.set_yticks(np.arange(rows) + 0.55, [plain(proxy) for proxy in order], fontsize=8)
     axes.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel("rank by score, the best on the right", fontsize=8)
+    axes.set_xlabel("across: rank by score, the best on the right; upwards: accuracy, over the range above", fontsize=8)
     figure.colorbar(dots, ax=axes, label="parameters [M]", shrink=max(0.2, min(1.0, 4 / rows)), aspect=25)
     return figure
 
 
 def correlation_bars(columns: Mapping[str, Mapping[str, Interval]], baselines: Sequence[str]) -> Figure:
-    """Tau-b of every proxy with its interval, a panel for each accuracy, the first baseline drawn across as a line.
+    """Tau-b of every proxy with its interval, a panel for each accuracy, the first baseline drawn as a line.
 
     Args:
         columns: accuracy to proxy to interval, proxies in the order in which they are drawn from the top.
         baselines: proxies drawn in another colour.
     """
     height = 1.0 + 0.24 * max(len(proxies) for proxies in columns.values())
-    figure = Figure(figsize=(1.4 + 2.6 * len(columns), height), layout="constrained")
-    panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)
+    rows, across = -(-len(columns) // ACROSS), min(len(columns), ACROSS)
+    figure = Figure(figsize=(1.4 + 2.6 * across, height * rows), layout="constrained")
+    panels = figure.subplots(rows, across, squeeze=False, sharey=True)
+    for empty in panels.flat[len(columns) :]:
+        empty.set_visible(False)
     drawn = None
-    for axes, (name, proxies) in zip(panels.flat, columns.items(), strict=True):
+    for axes, (name, proxies) in zip(panels.flat, columns.items(), strict=False):
         places = np.arange(len(proxies))
         values = np.array([np.nan if value is None else value for value, _, _ in proxies.values()])
         bounds = np.array([[np.nan if b is None else b for b in bound] for _, *bound in proxies.values()]).reshape(
@@ -90,9 +100,9 @@ def correlation_bars(columns: Mapping[str, Mapping[str, Interval]], baselines: S
         line = proxies.get(baselines[0], (None,))[0]
         if line is not None:
             drawn = axes.axvline(line, color="tab:red", linewidth=0.8, linestyle="--")
-        axes.set_title(name, fontsize=8)
+        axes.set_title(plain(name), fontsize=8)
         axes.set_xlabel("Kendall τ-b", fontsize=7)
-        axes.set_yticks(places, list(proxies), fontsize=7)
+        axes.set_yticks(places, [plain(proxy) for proxy in proxies], fontsize=7)
         axes.tick_params(axis="x", labelsize=6)
         axes.axvline(0, color="black", linewidth=0.6)
     panels[0, 0].invert_yaxis()

@@ -146,8 +146,9 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
         )
     if given.get("ckpt") is None and command == "score":
         raise UserError(
-            "recipe: nothing to score; give recipe=vit_bench_pit bench=FILE (networks with known accuracies), or "
-            "ckpt=RUN (a trained supernet)"
+            "recipe: none is named, and it says how large images are and how many classes; give recipe=vit_bench_pit, "
+            "vit_bench_autoformer or one of your own with bench=FILE (networks with known accuracies), or ckpt=RUN (a "
+            "trained supernet)"
         )
     if given.get("ckpt") is None:
         raise UserError(

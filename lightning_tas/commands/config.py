@@ -105,7 +105,7 @@ class Config:
     source: str | None = None  # whose official checkpoint `ckpt` is: autoformer, prenas
     space: Any = "autoformer_tiny"  # a name, a file, or the space itself
     phases: list[str] = field(default_factory=lambda: ["supernet", "measure"])  # of select, supernet, measure, retrain
-    plan: bool = False  # print sizes, steps, costs and memory; train nothing
+    plan: bool = False  # print sizes, steps, costs and memory, or how long scoring takes; do nothing
     smoke: bool = False  # run the whole recipe in seconds on synthetic data
     logger: Any = "csv"  # further loggers: csv (always on), tensorboard, wandb, or a list
     wandb: WandbConfig = field(default_factory=WandbConfig)

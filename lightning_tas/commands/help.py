@@ -52,6 +52,9 @@ ABOUT = {
     ),
 }
 
+FIRST = {"score": "bench"}
+"""The group of keys that a command is about."""
+
 
 def text(command: str) -> str:
     """Help of `command`."""
@@ -64,15 +67,16 @@ def text(command: str) -> str:
     lines += ["", "recipes:"]
     for name in names:
         lines += _hanging(f"  {name.ljust(widest)}  ", recipes.description(name))
-    lines += ["", "keys (key=value; lists as [a,b]; null for nothing):", *_keys(Config(), Config, "")]
+    lines += ["", "keys (key=value; lists as [a,b]; null for nothing):"]
+    lines += _keys(Config(), Config, "", FIRST.get(command))
     return "\n".join(lines) + "\n"
 
 
-def _keys(values: Any, section: type, prefix: str) -> list[str]:
-    """The keys of one section, its groups after its own."""
+def _keys(values: Any, section: type, prefix: str, first: str | None = None) -> list[str]:
+    """The keys of one section, its groups after its own, the one called `first` before the others."""
     comments = _comments(section)
     own, groups = [], []
-    for item in fields(section):
+    for item in sorted(fields(section), key=lambda item: item.name != first):
         value = getattr(values, item.name)
         if is_dataclass(value):
             about = (inspect.getdoc(type(value)) or "").partition("\n")[0]

@@ -87,6 +87,7 @@ def _begin(config: Config, job: score_work.Job, folder: RunFolder) -> None:
             raise UserError(
                 f"resume: {str(folder.path)!r} was begun with other settings: "
                 + "; ".join(f"{key} {known.get(key)!r}, now {decided[key]!r}" for key in different)
+                + "; give the same, or another run=NAME"
             )
     write_text(folder.config, to_yaml(config))
     write_json(record, decided)
@@ -151,6 +152,7 @@ def plan(config: Config) -> None:
     if job.net is None:
         say(f"accuracies: {', '.join(job.bench.accuracies)}")
     walks = score_work.passes(config, job)
+    say("timing the proxies on the smallest and on the median network ...")
     total = 0.0
     spent: dict[str, float] = {}
     smallest, median = score_work.typical(job)

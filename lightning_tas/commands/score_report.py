@@ -112,8 +112,8 @@ class Report:
             parts.append(f"\n{title}\n{_table(rows)}")
         parts.append(
             f"tau-b with its {LEVEL} % bootstrap interval over networks and its standard deviation between "
-            f"initialisations (sd); mBR: mean best rank in groups of {GROUP}, 0 is best, 0.5 chance; partial: tau-b "
-            "given params; s: median seconds a network, alone"
+            f"initialisations (sd);\nmBR: mean best rank in groups of {GROUP} (of all, where there are fewer), 0 is "
+            "best, 0.5 chance; partial: tau-b given params;\ns: median seconds a network, alone"
         )
         told = sorted({row.published.source for row in self.rows if row.published is not None})
         parts += [f"published: {', '.join(told)}, {PUBLISHED_ON}"] if told else []

@@ -130,7 +130,7 @@ def _from_file(config: Config, data: TASDataModule, names: tuple[str, ...]) -> J
     for place, arch in enumerate(bench.archs):
         try:
             prices.append(cost(arch, None, **priced))
-        except UserError as error:
+        except (UserError, OverflowError) as error:
             raise UserError(f"{KEY}: {str(path)!r}: network {place}: {error}") from None
     params, macs = (np.array(column, dtype=float) for column in zip(*prices, strict=True))
     origin = {"bench": str(path), "bench_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

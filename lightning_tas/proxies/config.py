@@ -11,13 +11,13 @@ class BenchConfig:
     """The score command: which proxies, on which networks with known accuracies, how often."""
 
     path: str | None = None  # networks and their accuracies (bench=PATH is short for it); None: those of ckpt
-    proxies: Any = "all"  # names, or all
+    proxies: Any = "all"  # names, see docs/proxies.md, an own one as MODULE:NAME; or all
     options: Any = None  # of single proxies, as {dss: {mode: released}}
     accuracies: Any = None  # columns of the file to correlate with; None: all
     family: str | None = None  # read the file's networks as this family; None: as the file says
     networks: int | None = None  # only the first so many of the file; of a supernet: so many are sampled (100)
     inits: int = 3  # random initialisations, each a pass over all networks
-    init: str = "default"  # how weights are drawn: default is the family's own way, or a method of T-Razor's study
+    init: str = "default"  # weights: default (the family's own way), normal, trunc_normal, xavier_normal, ...
     images: str = "gaussian"  # what data-dependent proxies see: gaussian (random labels), or data (of data.name)
     batch_size: int = 16
     zen_repeat: int = 4

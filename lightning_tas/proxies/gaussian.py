@@ -21,7 +21,9 @@ def gaussian_weights(probe: Probe, *purpose: int | str) -> dict[str, Tensor]:
     for layer in probe.layers:
         weight, bias = values[layer.weight], f"{layer.name}.bias"
         if layer.role != NORM:
-            values[layer.weight] = torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight)
+            values[layer.weight] = torch.randn(weight.shape, generator=generator, dtype=torch.float32, device="cpu").to(
+                weight
+            )
         elif not isinstance(layer.module, nn.LayerNorm):
             values[layer.weight] = torch.ones_like(weight)
         else:

@@ -48,6 +48,18 @@ def seeded(seed: int, *purpose: int | str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """New tensors in float32 on the CPU whatever the user's defaults: a seed means the same weights everywhere."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def check_method(method: str, inherited: bool = False) -> None:
     """`UserError` for an unknown method; `inherited` weights are a choice where there is a network to take them of."""
     valid = [*([INHERITED] if inherited else []), DEFAULT, *METHODS]
@@ -58,7 +70,7 @@ def check_method(method: str, inherited: bool = False) -> None:
 def fresh(arch: Architecture, seed: int, method: str, build: Mapping[str, Any]) -> nn.Module:
     """The stand-alone network of `arch`, built with options `build`, with weights drawn by `method` from `seed`."""
     check_method(method)
-    with seeded(seed, "proxy", "init"):
+    with seeded(seed, "proxy", "init"), _plain_tensors():
         net: nn.Module = network(arch, **build)
     if method != DEFAULT:
         redraw(net, method, seed)
@@ -77,13 +89,13 @@ def redraw(net: nn.Module, method: str, seed: int) -> None:
             if layer.role == NORM:
                 weight.fill_(1.0)
             else:
-                drawn = torch.empty(weight.shape, dtype=torch.float32)
+                drawn = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
                 rule(drawn)
                 weight.copy_(drawn)
             if bias is None:
                 continue
             bias.zero_()
             if layer.role != NORM and method in DRAWN_BIASES:
-                drawn = torch.empty(bias.shape, dtype=torch.float32)
+                drawn = torch.empty(bias.shape, dtype=torch.float32, device="cpu")
                 rule(drawn)
                 bias.copy_(drawn)

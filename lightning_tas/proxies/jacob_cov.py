@@ -38,6 +38,8 @@ def spread(jacobians: Tensor) -> Tensor:
     correlation = torch.corrcoef(jacobians.double())
     finite = correlation.isfinite().all()
     # An eigensolver raises on NaN; the score has to say instead that there is none.
-    found = torch.linalg.eigvalsh(torch.where(finite, correlation, torch.eye(len(jacobians)).to(correlation)))
+    found = torch.linalg.eigvalsh(
+        torch.where(finite, correlation, torch.eye(len(jacobians), dtype=correlation.dtype, device=correlation.device))
+    )
     nu = found.clamp(min=0.0) + K
     return torch.where(finite, -(nu.log() + 1 / nu).sum(), torch.nan)

@@ -72,8 +72,9 @@ def length_distortion(
 
 def circle(generator: torch.Generator, points: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Images x(theta) and their derivatives by theta, (points, C, H, W) each, float64."""
-    plane = torch.linalg.qr(torch.randn(math.prod(shape), 2, generator=generator, dtype=torch.float64))[0]  # (CHW, 2)
-    theta = torch.linspace(0, 2 * math.pi, points, dtype=torch.float64)
+    drawn = torch.randn(math.prod(shape), 2, generator=generator, dtype=torch.float64, device="cpu")
+    plane = torch.linalg.qr(drawn)[0]  # (CHW, 2)
+    theta = torch.linspace(0, 2 * math.pi, points, dtype=torch.float64, device="cpu")
     x = torch.stack([theta.cos(), theta.sin()], 1) @ plane.t()
     dx = torch.stack([-theta.sin(), theta.cos()], 1) @ plane.t()
     return x.view(points, *shape), dx.view(points, *shape)
@@ -95,7 +96,9 @@ def one_patch_twin(net: Any) -> tuple[nn.Module, tuple[int, int]]:
         side = int(net.options["patch_size"])
         with torch.device("meta"):
             twin = network(net.arch, **{**net.options, "img_size": side})
-        state = adapt_weights(net.state_dict(), twin, net.grid_size)
+        own = twin.state_dict().keys()
+        given = {name: value for name, value in net.state_dict().items() if name in own}  # no buffers of the user's
+        state = adapt_weights(given, twin, net.grid_size)
         twin.load_state_dict(state, assign=True)
         return twin.eval(), (side, side)
     if not hasattr(net, "set_input_size"):

@@ -8,6 +8,8 @@ dealt out over processes (`shards`).
 from __future__ import annotations
 
 import hashlib
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,6 +34,8 @@ from lightning_tas.proxies.shards import Share, share_of
 from lightning_tas.proxies.table import Row, Scores
 
 MODES = ("exact", "inherited")
+EVERY = 60.0
+"""Seconds between lines about progress where no bar can be drawn."""
 Options = Mapping[str, Mapping[str, Any]]
 
 
@@ -289,10 +293,25 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
 def _bar(archs: Iterable[Architecture], total: int | None, progress: bool) -> Iterable[Architecture]:
     if not progress:
         return archs
+    if not sys.stderr.isatty():
+        return _told(archs, total)
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-    bar: Iterable[Architecture] = tqdm(archs, total=total, desc="score", unit="net", leave=False, disable=None)
+    bar: Iterable[Architecture] = tqdm(archs, total=total, desc="score", unit="net", leave=False)
     return bar
+
+
+def _told(archs: Iterable[Architecture], total: int | None) -> Iterator[Architecture]:
+    """A line a minute for logs, where a bar would be one endless line."""
+    began = said = time.monotonic()
+    for number, arch in enumerate(archs):
+        now = time.monotonic()
+        if now - said >= EVERY:
+            said = now
+            of = f" of {total}" if total is not None else ""
+            sys.stderr.write(f"score: {number}{of} networks after {(now - began) / 60:.0f} min\n")
+            sys.stderr.flush()
+        yield arch
 
 
 def components(wanted: Sequence[Proxy], options: Options) -> tuple[list[Proxy], dict[str, dict[str, Any]]]:

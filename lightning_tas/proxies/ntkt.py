@@ -154,7 +154,7 @@ def _projection(probe: Probe, variant: str, index: int) -> Callable[[Tensor], Te
 
 def signs(probe: Probe, shape: torch.Size, index: int) -> Tensor:
     """Random vector number `index`: +-1 with equal probability. Drawn on the CPU, so a seed means the same anywhere."""
-    drawn = torch.randint(0, 2, shape, generator=probe.generator("ntkt", index), dtype=torch.int8)
+    drawn = torch.randint(0, 2, shape, generator=probe.generator("ntkt", index), dtype=torch.int8, device="cpu")
     return (drawn.to(probe.device, torch.float32) * 2) - 1
 
 

@@ -24,7 +24,7 @@ def nuclear_norms(matrices: Sequence[Tensor]) -> Tensor:
     The result for a matrix depends neither on the others nor on the number of threads.
     """
     if not matrices:
-        return torch.zeros(0, dtype=torch.float64)
+        return torch.zeros(0, dtype=torch.float64, device="cpu")
     assert all(m.ndim == 2 for m in matrices), "nuclear norms are of matrices"
     with torch.no_grad():
         if matrices[0].device.type == "cpu":

@@ -197,15 +197,35 @@ def settled(net: nn.Module, device: torch.device | str | None = None) -> nn.Modu
 @contextmanager
 def quiet() -> Iterator[None]:
     """Exact float32 with gradients, whatever the caller is in: inference mode, no_grad, autocast, TF32."""
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with _exact_products(), torch.inference_mode(False), torch.enable_grad(), _no_autocast():
+        yield
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """No TF32 or bfloat16 inside of products, by torch's settings of that, each of which is left as it was.
+
+    What a backend was not told it takes from the general setting, and goes on doing so: only what still is not exact
+    under a general "ieee" has been told, and is told otherwise for the time being. torch's older switches (such as
+    `set_float32_matmul_precision`) raise once a user has turned to these, and do not undo themselves.
+    """
+    backends: Any = torch.backends
+    general = backends.fp32_precision
+    told: list[tuple[Any, str]] = []
     try:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
-        with torch.inference_mode(False), torch.enable_grad(), _no_autocast():
-            yield
+        backends.fp32_precision = "ieee"
+        for place in (
+            *(backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn),
+            *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),
+        ):
+            if place.fp32_precision != "ieee":
+                told.append((place, place.fp32_precision))
+                place.fp32_precision = "ieee"
+        yield
     finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = cudnn
+        for place, precision in reversed(told):
+            place.fp32_precision = precision
+        backends.fp32_precision = general
 
 
 @contextmanager
@@ -225,7 +245,8 @@ def gaussian_batch(
     if batch_size < 1:
         raise UserError(f"batch_size: {batch_size} must be at least 1")
     generator = torch_generator(seed, "proxy", "batch")
-    images = torch.randn(batch_size, in_chans, *img_size, generator=generator, dtype=torch.float32)
+    images = torch.randn(batch_size, in_chans, *img_size, generator=generator, dtype=torch.float32, device="cpu")
     rounds = -(-batch_size // max(num_classes, 1))
-    labels = torch.cat([torch.randperm(max(num_classes, 1), generator=generator) for _ in range(rounds)])
+    draws = [torch.randperm(max(num_classes, 1), generator=generator, device="cpu") for _ in range(rounds)]
+    labels = torch.cat(draws)
     return images, labels[:batch_size]

@@ -302,7 +302,13 @@ def proxies() -> dict[str, Proxy]:
 
 
 def proxy(name: str) -> Proxy:
-    """The proxy called `name`; `UserError` with the nearest one if there is none."""
+    """The proxy called `name`, or NAME of "MODULE:NAME" once that is imported; `UserError` with the nearest one."""
+    if isinstance(name, str) and ":" in name:
+        module, _, name = name.partition(":")
+        try:
+            importlib.import_module(module)
+        except (ImportError, ValueError) as error:  # ValueError: the name is empty or relative
+            raise UserError(f"proxy: '{module}:{name}' cannot be imported: {error}") from error
     known = proxies()
     if not isinstance(name, str) or name not in known:
         raise unknown("proxy", name, known)
@@ -313,7 +319,7 @@ def chosen(names: str | Sequence[str]) -> list[Proxy]:
     """The proxies that `names` means: "all", one name, or several; each once, in the order given."""
     if isinstance(names, str) and names == "all":
         return list(proxies().values())
-    valid = f"valid: all, a name, or a list of names: {', '.join(proxies())}"
+    valid = f"valid: all, a name (an own one as MODULE:NAME), or a list of names: {', '.join(proxies())}"
     if not isinstance(names, Iterable) or isinstance(names, Mapping):
         raise UserError(f"proxies: {names!r} is not valid; {valid}")
     listed = [proxy(name) for name in ([names] if isinstance(names, str) else names)]

@@ -33,8 +33,8 @@ def gaussian_images(seed: int, batch_size: int, in_chans: int, img_size: tuple[i
     std = IMAGENET_STD if in_chans == 3 else (sum(IMAGENET_STD) / 3,) * in_chans
     noise = numpy_generator(seed, "select", "images").standard_normal((batch_size, in_chans, *img_size))
     shape = (1, in_chans, 1, 1)
-    images = torch.from_numpy(noise) * torch.tensor(std, dtype=torch.float64).view(shape)
-    return (images + torch.tensor(mean, dtype=torch.float64).view(shape)).float()
+    images = torch.from_numpy(noise) * torch.tensor(std, dtype=torch.float64, device="cpu").view(shape)
+    return (images + torch.tensor(mean, dtype=torch.float64, device="cpu").view(shape)).float()
 
 
 def gradient_pass(

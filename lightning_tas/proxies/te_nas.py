@@ -60,7 +60,9 @@ def condition_number(kernel: Tensor) -> Tensor:
     """lambda_max / lambda_min of a symmetric (B, B) float64 matrix; NaN where it is not finite."""
     finite = kernel.isfinite().all()
     # An eigensolver raises on NaN; the score has to say instead that there is none.
-    found = torch.linalg.eigvalsh(torch.where(finite, kernel, torch.eye(len(kernel)).to(kernel)))
+    found = torch.linalg.eigvalsh(
+        torch.where(finite, kernel, torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device))
+    )
     largest = found[-1]
     return torch.where(finite & (largest > 0), largest / found[0].clamp(min=1e-12 * largest), torch.nan)
 

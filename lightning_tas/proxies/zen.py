@@ -45,7 +45,9 @@ def zen(probe: Probe, repeat: Annotated[int, least(1)] = 4, alpha: float = 0.01)
 def _zen(probe: Probe, turn: int, alpha: float) -> Tensor:
     generator = probe.generator("zen", "images", turn)
     shape, kind = probe.images.shape, torch.float32  # whatever the default is, a seed means the same images
-    images, noise = (torch.randn(shape, generator=generator, dtype=kind).to(probe.images) for _ in range(2))
+    images, noise = (
+        torch.randn(shape, generator=generator, dtype=kind, device="cpu").to(probe.images) for _ in range(2)
+    )
     weights = gaussian_weights(probe, "zen", "weights", turn)
     norms = [m for m in probe.net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:  # the variance of this draw's two batches, whatever the network has seen before

@@ -197,7 +197,7 @@ def resample_table(table: Tensor, old_side: int, new_side: int) -> Tensor:
     """
     if old_side == new_side:
         return table
-    at = torch.arange(-new_side, new_side + 1, dtype=torch.float64) * old_side / new_side
+    at = torch.arange(-new_side, new_side + 1, dtype=torch.float64, device="cpu") * old_side / new_side
     at = at.clamp(-(old_side - 1), old_side - 1).to(table.device) + old_side + 1
     low = at.floor().long()
     weight = (at - low).to(table.dtype)[:, None]

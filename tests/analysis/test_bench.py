@@ -63,6 +63,42 @@ def test_numpy_numbers_are_numbers(made: Any, tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes().replace(old, new))
 
 
+UNREADABLE: list[tuple[str, list[str]]] = [
+    ("[" * 100_000, ["neither JSON"]),
+    (json.dumps([record(), record(c100_kd_acc=10**400)]), ["entry 1", "c100_kd_acc", "is not a number"]),
+    (json.dumps([record(), record(**{"\ud800_acc": 1})]), ["_acc", "cannot be written"]),
+    (json.dumps([record(), record(c100_kd_acc="72.5 %")]), ["entry 1", "'72.5 %' is not a number"]),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), UNREADABLE, ids=["deep", "huge", "surrogate", "text"])
+def test_what_json_can_hold_and_no_bench(text: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises(UserError) as told:
+        read_bench(tmp_path / "b.json")
+    assert all(word in str(told.value) for word in words) and len(str(told.value)) < 400
+
+
+@pytest.mark.parametrize("value", [torch.empty(1, device="meta"), torch.eye(2).to_sparse()])
+def test_tensors_without_numbers(value: torch.Tensor, tmp_path: Path) -> None:
+    torch.save([record(), record(c100_kd_acc=value)], tmp_path / "b.pth")
+    with pytest.raises(UserError, match=r"is not a number|weights_only"):
+        read_bench(tmp_path / "b.pth")
+
+
+def test_unknown_accuracies_are_told(tmp_path: Path) -> None:
+    entries = [record(c100_kd_acc=1, x_acc=2), record(c100_kd_acc=float("nan"), x_acc=3), record(x_acc=4)]
+    (tmp_path / "b.json").write_text(json.dumps([*entries, record(c100_kd_acc=3, x_acc=1)]))
+    notes = read_bench(tmp_path / "b.json").notes
+    assert notes == ("c100_kd_acc is unknown for 2 of 4 networks, which its correlations leave out",)
+
+
+def test_a_misspelt_file_has_a_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "pit.json").write_text(json.dumps(RECORDS))
+    with pytest.raises(UserError, match=r"pitt.json' is not a file.*did you mean .*pit\.json"):
+        read_bench(tmp_path / "pitt.json")
+
+
 def test_whether_all_networks_are_there(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(json.dumps(RECORDS))
     assert [read_bench(tmp_path / "b.json", limit=limit).complete for limit in (None, 3, 2)] == [True, True, False]

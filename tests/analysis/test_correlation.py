@@ -169,6 +169,23 @@ def test_the_interval_does_not_depend_on_the_block_size(monkeypatch: pytest.Monk
     assert bootstrap_interval(orders, truth, seed=1, resamples=100) != whole
 
 
+def test_the_interval_of_many_networks_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sorting after the other instead of squares gives the same; ties in both columns."""
+    truth = drawn(200, 4)[0].round(1)
+    orders = np.stack([ranks((truth + row).round(1)) for row in drawn(200, 5, rows=2)])
+    squared = bootstrap_interval(orders, truth, seed=7, resamples=50)
+    monkeypatch.setattr("lightning_tas.analysis.correlation.MANY", 100)
+    assert bootstrap_interval(orders, truth, seed=7, resamples=50) == pytest.approx(squared, abs=1e-12)
+
+
+@pytest.mark.parametrize(("networks", "interval"), [(7, False), (8, True)])
+def test_few_networks_have_no_interval(networks: int, interval: bool) -> None:
+    """Four networks in the right order would have the interval 1 to 1."""
+    truth = np.append(np.arange(float(networks)), np.nan)
+    found = correlate(truth + 0 * drawn(networks + 1, 1), truth, drawn(networks + 1, 2)[0], resamples=20)
+    assert (found.low is not None) == (found.high is not None) == interval
+
+
 def test_the_interval_covers_the_true_tau() -> None:
     """Of bivariate normals with correlation r, tau is 2/pi arcsin r; 95 % intervals of 60 networks, 60 experiments."""
     r, hits = 0.6, 0

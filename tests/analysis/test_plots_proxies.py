@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from lightning_tas.analysis.plots_proxies import correlation_bars, score_scatter
@@ -45,3 +47,21 @@ def test_bars_draw_the_baseline_across() -> None:
     assert [float(line.get_xdata()[0]) for line in axes.lines if line.get_linestyle() == "--"] == [0.5]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["params", "snip", "zen"]
     assert axes.yaxis.get_inverted()
+
+
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    """Between dollar signs matplotlib reads mathematics, and raises where it is none."""
+    name = "a$b_{c$_acc"
+    bars = correlation_bars({name: {"x$y_{$": (0.5, None, None)}}, ["params"])
+    grid = score_scatter({"x$y_{$": np.arange(1, 6.0)}, {name: np.arange(5.0)}, np.full(5, 1e6), {(name, "x$y_{$"): 1})
+    for figure in (bars, grid):
+        figure.savefig(tmp_path / "a.png")
+
+
+def test_many_accuracies_have_several_rows() -> None:
+    columns = {name: {"params": (0.5, 0.4, 0.6)} for name in "abcd"}
+    figure = correlation_bars(columns, ["params"])
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == list("abcd")
+    assert figure.get_size_inches()[0] < 10
+    assert all(axes.yaxis.get_inverted() for axes in shown)

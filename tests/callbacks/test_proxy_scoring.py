@@ -293,6 +293,11 @@ def test_refusals(tmp_path: Path) -> None:
             ProxyScoring("snip", **given)
     with pytest.raises(UserError, match="batch_size: proxy 'zico' needs at least 2 images, and its batch has 1"):
         ProxyScoring(["snip", "zico"], batch_size=1)
+    for options, words in (({"dsss": {}}, "did|Did you mean 'dss'"), ({"dss": {"mode": "x"}}, "mode of dss: 'x'")):
+        with pytest.raises(UserError, match=words):
+            ProxyScoring(["snip", "dss"], options=options)
+    with pytest.raises(UserError, match="proxy 'knas' with variant='reference' needs at least 4 images"):
+        ProxyScoring("knas", batch_size=3, options={"knas": {"variant": "reference"}})
     with pytest.raises(UserError, match="scoring: needs validation data"):
         fit(tmp_path, ProxyScoring("snip", 3), limit_val_batches=0)
     single = RetrainModule(
@@ -312,6 +317,7 @@ def test_refusals(tmp_path: Path) -> None:
         ("every_n_epochs", 0, "scoring.every_n_epochs: 0"),
         ("batch_size", 0, "scoring.batch_size: 0"),
         ("eval_batches", 0, "scoring.eval_batches: 0"),
+        ("options", {"snp": {}}, "scoring.options: 'snp' is not valid; .*Did you mean 'snip'"),
     ],
 )
 def test_recipes_are_refused_by_key(key: str, value: Any, message: str) -> None:
@@ -369,10 +375,21 @@ def test_another_scoring_is_refused_on_resume_and_a_late_one_has_no_beginning(tm
 
 
 def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
+    """Each fit has its own folder of results, unless one was given."""
     scoring = ProxyScoring("snip", 4)
     contents = []
     for name in ("a", "b"):
-        scoring.folder = None
         fit(tmp_path / name, scoring, epochs=1)
         contents.append((tmp_path / name / "scoring.csv").read_bytes())
     assert contents[0] == contents[1]
+    assert scoring.folder is None
+
+
+def test_options_reach_the_proxies(tmp_path: Path) -> None:
+    scorings = {}
+    for name, options in (("plain", None), ("released", {"dss": {"mode": "released"}})):
+        scoring = ProxyScoring(["snip", "dss_pp", "dss"], small.candidates()[:2], options=options)
+        fit(tmp_path / name, scoring, epochs=1)
+        scorings[name] = scoring.record.scorings[-1].scores
+    assert scorings["plain"]["snip"] == scorings["released"]["snip"]
+    assert scorings["plain"]["dss"] != scorings["released"]["dss"]

@@ -94,6 +94,38 @@ def test_options_mean_the_same_in_every_group(options: dict[str, Any]) -> None:
             check(names, BenchConfig(proxies=names, options={"ntsr": {"width": "qkv"}}, paper=paper))
 
 
+def test_an_own_proxy(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: None) -> None:
+    """MODULE:NAME imports the module, which registers it; from then on it has its name."""
+    (tmp_path / "my_proxies.py").write_text(
+        "from lightning_tas.proxies import Measured, register\n\n"
+        '@register("widths", paper="-", equation="sum of widths", cost="none", function=True)\n'
+        "def widths(probe):\n"
+        "    return Measured(sum(float(layer.module.weight.shape[0]) for layer in probe.weighted))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for given in ("[my_proxies:widths]", "[my_proxies:widths,snip]"):
+        run = ["bench.inits=1", "bench.bootstrap=0", f"run=a{len(given)}"]
+        assert main("score", [*argv, *run, f"bench.proxies={given}"]) == 0
+        (scores,) = (tmp_path / "runs").glob(f"*/a{len(given)}/scores.csv")
+        assert "widths" in scores.read_text().splitlines()[0].split(",")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("absent_module:widths", ["bench.proxies", "absent_module:widths", "No module named"]),
+        (":widths", ["bench.proxies"]),
+        ("json:snp", ["bench.proxies: 'snp'", "'snip'"]),
+    ],
+)
+def test_own_proxies_that_are_none(
+    argv: list[str], given: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("score", [*argv, f"bench.proxies=['{given}']"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and all(word in message for word in words)
+
+
 IGNORED = [
     (["space=autoformer_tiny"], "space is ignored: .*bench.json"),
     (["source=prenas"], "source is ignored: .*bench.json"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import timm
@@ -35,16 +35,6 @@ def network(seed: int = 0) -> nn.Module:
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + 0.1)
     return net
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
-    """Proxies that a test registers are gone afterwards."""
-    proxies()
-    before = dict(registry._PROXIES)
-    yield
-    registry._PROXIES.clear()
-    registry._PROXIES.update(before)
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------
