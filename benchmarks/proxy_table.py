@@ -46,12 +46,13 @@ def table(run: Path) -> str:
     columns = [name for name in COLUMNS if any(name == column for column, _ in rows)]
     names = list(dict.fromkeys(proxy for _, proxy in rows))
     first = columns[0]
-    head = ["proxy", *(COLUMNS[name] for name in columns), f"given params ({COLUMNS[first]})", "mean best rank"]
+    head = ["proxy", *(COLUMNS[name] for name in columns), f"given params ({COLUMNS[first]})", "mean best rank", "s"]
     lines = [f"| {' | '.join(head)} |", "| --- |" + " --- |" * (len(head) - 1)]
     for name in names:
         row = rows[first, name]
         partial, best = (f"{row[key]:.2f}" if row[key] is not None else "-" for key in ("partial", "best_rank"))
-        cells = [f"`{name}`", *(cell(rows[column, name]) for column in columns), partial, best]
+        cells = [f"`{name}`", *(cell(rows[column, name]) for column in columns)]
+        cells += [partial, best, f"{row['seconds']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     low, high = (count / 1e6 for count in record["params"])
     return f"{record['networks']} networks, {low:.2f} to {high:.2f} M params\n\n" + "\n".join(lines) + "\n"
