@@ -20,6 +20,7 @@ from lightning_tas.launch.strategies import build_strategy, gathered, unused_sem
 from lightning_tas.samplers import SamplerConfig, build_sampler
 from lightning_tas.supernets import ElasticViT, supernet
 from lightning_tas.training.config import TrainConfig
+from lightning_tas.training.retrain import RetrainModule
 from lightning_tas.training.supernet_module import SupernetModule
 
 GLOBAL_BATCH = 8
@@ -62,12 +63,17 @@ def make_net(dtype: torch.dtype = torch.float32, **options: Any) -> ElasticViT:
 
 
 def make_module(
-    net: ElasticViT, strategy: str = "auto", sampler: str = "uniform", **train: Any
-) -> SupernetModule:  # fmt: skip
+    net: Any, strategy: str = "auto", sampler: str = "uniform", **train: Any
+) -> Any:  # fmt: skip
+    """Of a supernet, or of a network alone."""
     plain = {"lr": 1e-3, "lr_batch": None, "warmup_epochs": 0, "weight_decay": 0.05, "mixup": 0.0, "cutmix": 0.0}
     recipe = TrainConfig(**{**plain, **train})
-    built = build_sampler(SamplerConfig(sampler, middle=1), space(), candidates(), seed=3)
-    module = SupernetModule(net, built, recipe, GLOBAL_BATCH)
+    module: SupernetModule | RetrainModule
+    if isinstance(net, ElasticViT):
+        built = build_sampler(SamplerConfig(sampler, middle=1), space(), candidates(), seed=3)
+        module = SupernetModule(net, built, recipe, GLOBAL_BATCH)
+    else:
+        module = RetrainModule(net, recipe, GLOBAL_BATCH)
     module.unused = unused_semantics(recipe, strategy)
     return module
 
@@ -82,7 +88,8 @@ class Watch(pl.Callback):
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
         self.rates.append(optimizer.param_groups[0]["lr"])
-        self.depths.append(max(arch.depth for arch in module.architectures(trainer.global_step)))
+        archs = module.architectures(trainer.global_step)
+        self.depths.append(max((arch or module.net.arch).depth for arch in archs))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self.save is not None and trainer.current_epoch == 0:
@@ -98,17 +105,19 @@ def loader(rank: int, ranks: int) -> DataLoader[Any]:
 def fit(
     strategy: str, sampler: str = "uniform", trainer: dict[str, Any] | None = None, net: dict[str, Any] | None = None,
     ckpt_path: str | None = None, save: str | None = None, persist: int = 0, place: tuple[int, int] | None = None,
-    **train: Any,
+    alone: Architecture | None = None, **train: Any,
 ) -> Fit:  # fmt: skip
     """Train for 8 steps (fewer with accumulation) on the processes that there are, and validate at the end.
 
     `persist`: ZeRO-3 leaves parameters up to this size whole; 0 has all of them as shards. `place`: rank and number of
-    processes where a launcher (Lightning's own, for one) has yet to make the group.
+    processes where a launcher (Lightning's own, for one) has yet to make the group. `alone`: the sub-network to train, by itself, in place of the supernet.
     """
     # Not from the environment: Lightning tidies its variables away after a fit.
     rank, ranks = place or ((dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1))
-    module = make_module(make_net(**(net or {})), strategy, sampler, **train)
-    built = build_strategy(strategy, ranks, "cpu", find_unused=not module.sampler.covers_all_parameters)
+    made: Any = make_net(**(net or {}))
+    module = make_module(made if alone is None else made.subnet(alone), strategy, sampler, **train)
+    find_unused = alone is None and not module.sampler.covers_all_parameters
+    built = build_strategy(strategy, ranks, "cpu", find_unused)
     if zero_stage(strategy) == 3:
         built.config["zero_optimization"]["stage3_param_persistence_threshold"] = persist  # type: ignore[union-attr]
     watch = Watch(save)

@@ -1,10 +1,14 @@
-"""ProxyScoring on two processes: training by DDP, ZeRO-2 and ZeRO-3 does not notice it, and nobody waits for ever."""
+"""ProxyScoring on two processes: training by DDP, ZeRO-2 and ZeRO-3 does not notice it, and nobody waits for ever.
+
+Nor does training by DDP and ZeRO-2 notice that the live network itself is scored in the middle of a fit.
+"""
 
 from __future__ import annotations
 
 import csv
 import os
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,10 @@ from lightning_tas.training.ema import WeightAverage
 
 sys.path.insert(0, str(Path(__file__).parent))  # here and in the processes that import this file
 import small
-from scoring_trace import Trace, same
+from scoring_trace import Live, Trace, same
 
 NETWORKS, PROXIES = 3, ["snip", "grad_norm"]
+LIVE = ["params", "snip", "dss", "naswot", "zen", "ntkt"]
 STRATEGIES = ("ddp", "deepspeed_stage_2", "deepspeed_stage_3")
 
 
@@ -29,11 +34,11 @@ def scoring(folder: str, proxies: list[str]) -> ProxyScoring:
     return ProxyScoring(proxies, NETWORKS, batch_size=4, folder=folder)
 
 
-def fit(strategy: str, *callbacks: Any) -> small.Fit:
+def fit(strategy: str, *callbacks: Any, **options: Any) -> small.Fit:
     """With an average of the weights, where that is possible."""
     average = [] if strategy == "deepspeed_stage_3" else [WeightAverage(0.5)]
     trainer = {"callbacks": [*callbacks, *average], "check_val_every_n_epoch": 1, "limit_val_batches": 2}
-    return small.fit(strategy, trainer=trainer, net={"drop_path_rate": 0.2}, unused="zero")
+    return small.fit(strategy, trainer=trainer, net={"drop_path_rate": 0.2}, unused="zero", **options)
 
 
 def shards(folder: Path) -> dict[str, Any]:
@@ -58,6 +63,27 @@ def compare(folder: str) -> None:
         same(with_.epochs, without.epochs, strategy)
         assert scored.distance(plain) == 0.0 and scored.metrics == plain.metrics and not scored.warned, scored.warned
         same(shards(paths[1]), shards(paths[0]), strategy)
+        if strategy != "deepspeed_stage_3":  # whose live weights are shards
+            scored_live(strategy, without, plain)
+
+
+def scored_live(strategy: str, without: Trace, plain: small.Fit) -> None:
+    """The supernet, and then a network alone, scored while they are trained: as `without`."""
+    archs = draw(small.make_net(), NETWORKS, seed=0)
+    alone = small.candidates()[1]
+    trained_alone = Trace()
+    plain_alone = fit(strategy, trained_alone, alone=alone)
+    for trace, end, options in ((without, plain, {}), (trained_alone, plain_alone, {"alone": alone})):
+        live, with_ = Live(LIVE, archs), Trace()
+        scored = fit(strategy, live, with_, **options)
+        where = f"{strategy}, scored live, {options}"
+        same(with_.steps, trace.steps, where)
+        same(with_.epochs, trace.epochs, where)
+        assert scored.distance(end) == 0.0 and scored.metrics == end.metrics and not scored.warned, where
+        assert len(live.found) == 4 and all(values.keys() == set(LIVE) for values in live.found), where
+        first, *_, last = live.found
+        assert first["params"] == last["params"] and first["snip"] != last["snip"], where
+        assert all(isfinite(value) for values in live.found for found in values.values() for value in found), where
 
 
 def broken(folder: str) -> small.Fit:
@@ -86,9 +112,9 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 def test_training_is_the_same_and_processes_share_the_work(processes: Any, tmp_path: Path) -> None:
-    first, second = processes.run(everything, 2, str(tmp_path), timeout=200)
+    first, second = processes.run(everything, 2, str(tmp_path), timeout=320)
     net = small.make_net(drop_path_rate=0.2)
     archs = draw(net, NETWORKS, seed=0)
     # Two batches of four on each of two ranks, which take turns: the first 16 images.
