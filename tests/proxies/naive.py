@@ -185,7 +185,7 @@ def gradsign(case: Case) -> float:
 
 
 def zico(case: Case) -> float:
-    """Three batches, the first of them larger where the images do not divide; of two, float32 decides the score."""
+    """Three batches, the first of them larger where the images do not divide; two have bounds in `test_per_sample`."""
     found = []
     for single in zip(*case.singles("loss"), strict=True):
         groups = np.array_split(np.stack([g.numpy() for g in single]), 3)

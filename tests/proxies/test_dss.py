@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import lightning_tas as tas
+import lightning_tas.proxies.dss as dss_file
+import lightning_tas.proxies.probe as probe_file
 from lightning_tas.errors import UserError
 from lightning_tas.proxies import nuclear
 from lightning_tas.proxies.nuclear import NormCache
@@ -149,8 +151,40 @@ def test_dss_equals_tf_tas(size: str, golden: Any, tf_tas: Any) -> None:
     assert found.extras["diversity"] == pytest.approx(numbers["msa_diversity"], rel=1e-5)
     assert found.extras["saliency"] == pytest.approx(numbers["mlp_saliency"], rel=1e-5)
     assert found.value == pytest.approx(numbers["dss_msa_plus_mlp"], rel=1e-5)
-    twice = tas.score_one("dss", tf_tas(), arch, batch_size=1, head_weight=2)
-    assert twice.value == pytest.approx(numbers["dss_code"], rel=1e-5)
+    for head_weight, key in ((1, "dss_code_without_double_head"), (2, "dss_code")):
+        counted = tas.score_one("dss", tf_tas(), arch, batch_size=1, head_weight=head_weight)
+        assert counted.value == pytest.approx(numbers[key], rel=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_matrices_of_dss_equal_tf_tas(size: str, golden: Any, tf_tas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer by layer: the nuclear norms of weights and gradients, their products and the saliencies, as they add up."""
+    wanted = golden("dss_tf_tas_tiny.json")["results"][size]
+    numbers = wanted["float64"] or wanted["float32"]
+    terms: dict[tuple[str, int], float] = {}
+    norms: dict[tuple[str, int], list[float]] = {}
+
+    def per_block(probe: Any, found: Any, **extras: Any) -> Any:
+        terms.update({(layer.role, layer.block): float(term) for layer, term in found.items()})
+        # What went into the products, by the singular values instead of a Gram matrix.
+        ones = dss_file.ones_pass(probe)
+        for layer in probe.of("qkv", "proj"):
+            matrices = (ones.weights[layer.weight], ones.gradients[layer.weight])
+            norms[layer.role, layer.block] = [float(torch.linalg.svdvals(m).sum()) for m in matrices]
+        return probe_file.per_block(probe, found, **extras)
+
+    monkeypatch.setattr(dss_file, "per_block", per_block)
+    tas.score_one("dss", tf_tas(), tas.Architecture.from_dict(wanted["config"]), batch_size=1)
+    keys = {"qkv": "msa_qkv", "proj": "msa_proj", "fc1": "fc1_saliency", "fc2": "fc2_saliency"}
+    assert len(terms) == 4 * len(numbers["per_layer"])
+    for block, layer in enumerate(numbers["per_layer"]):
+        for role, key in keys.items():
+            assert terms[role, block] == pytest.approx(layer[key], rel=2e-5), (role, block)
+        for role in ("qkv", "proj"):
+            assert norms[role, block] == pytest.approx([layer[f"{role}_nuc_w"], layer[f"{role}_nuc_g"]], rel=2e-5)
+    for role in ("qkv", "proj"):
+        total = sum(term for (known, _), term in terms.items() if known == role)
+        assert total == pytest.approx(numbers[keys[role]], rel=1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -35,6 +35,11 @@ BATCH = 4
 SURROUNDINGS = ("no_grad", "autocast", "inference_mode")
 # Every image has a region of its own on these networks, whatever the images: the count is the batch size.
 SATURATED = {"te_regions"}
+# Proxies with a part for every block. A part of the first ones is their formula over the layers of the block alone, and
+# their value also holds what lies outside of blocks.
+OF_LAYERS = {"grad_norm", "snip", "plain", "synflow", "fisher", "gradsign", "knas", "zico", "meco"}
+ADDING_UP = {"dss", "snip_norm", "auto_prox_a", "auto_prox_p", "auto_prox_released"}
+IN_PARTS = OF_LAYERS | ADDING_UP | {"grasp", "ntk_trace", "ntkt"}
 # Compares with the supernet's largest network, which a network alone does not know.
 RELATIVE = {"snip_norm"}
 
@@ -171,7 +176,11 @@ def test_every_proxy_on_every_family(name: str, family: str) -> None:
         assert not first.valid and first.value == INVALID and first.reason == proxy.unsupported[family]
         return
     assert first.valid and np.isfinite(first.value), first.reason
-    assert len(first.parts) in (0, arch.depth) and np.isfinite(first.parts).all()
+    assert len(first.parts) == (arch.depth if name in IN_PARTS else 0) and np.isfinite(first.parts).all()
+    if name in IN_PARTS:
+        assert len(set(first.parts)) == arch.depth, "each block's own"
+    if name in ADDING_UP:
+        assert sum(first.parts) == pytest.approx(first.value, rel=1e-12)
 
     if name in naive.ALONE:
         options, tolerance = naive.OPTIONS.get(name, {}), naive.TOLERANCES.get(name, naive.FLOAT32)
@@ -200,6 +209,59 @@ def test_every_proxy_on_every_family(name: str, family: str) -> None:
     images, labels = torch.randn(BATCH, 1, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(BATCH)
     one, two = (score(name, **given, seed=seed, images=images, labels=labels).value for seed in (0, 1))
     assert (one == two) == proxy.deterministic
+
+
+def within(case: Any, *paths: str) -> Any:
+    """`case`, of whose layers only those count that lie in one of the modules `paths`."""
+    found = copy.copy(case)
+    found.paths = {name: m for name, m in case.paths.items() if name.startswith(paths)}
+    found.weights = [m.weight for m in found.paths.values()]
+    return found
+
+
+@pytest.mark.parametrize(("name", "family"), [(name, family) for name in sorted(OF_LAYERS) for family in FAMILIES])
+def test_parts_are_the_formula_over_a_block(name: str, family: str) -> None:
+    options, tolerance = naive.OPTIONS.get(name, {}), naive.TOLERANCES.get(name, naive.FLOAT32)
+    found = tas.score_one(name, supernet(family), middle(family), seed=0, batch_size=BATCH, **options)
+    whole = cases(family)[0]
+    blocks = [within(whole, f"{block}.") for block in whole.blocks()]
+    # Terms that cancel leave the error of their sizes.
+    sizes = [naive.snip(block) if name == "plain" else 1e-6 for block in blocks]
+    for part, block, size in zip(found.parts, blocks, sizes, strict=True):
+        assert part == pytest.approx(naive.ALONE[name](block), rel=tolerance, abs=naive.FLOAT32 * size)
+    inside = {path for block in blocks for path in block.paths}
+    outside = within(whole, *(path for path in whole.paths if path not in inside))
+    assert outside.paths.keys() >= {"patch_embed.proj", "head"} and outside.paths.keys().isdisjoint(inside)
+    rest, size = naive.ALONE[name](outside), naive.snip(whole) if name == "plain" else 1e-6
+    assert found.value - sum(found.parts) == pytest.approx(rest, rel=tolerance, abs=naive.FLOAT32 * size)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_of_what_is_no_sum_over_layers(family: str) -> None:
+    """A root is shared out as what is under it; a part of GraSP has the whole network's gradient in its H g."""
+    whole, (net, arch) = cases(family)[0], (supernet(family), middle(family))
+    blocks = [within(whole, f"{block}.") for block in whole.blocks()]
+    found = score("ntk_trace", net, arch=arch)
+    for part, block in zip(found.parts, blocks, strict=True):
+        assert part == pytest.approx(naive.ntk_trace(block) ** 2 / found.value, rel=naive.FLOAT32)
+    for name in ("grasp", "ntkt"):
+        found = score(name, net, arch=arch)
+        assert sum(found.parts) != pytest.approx(found.value, rel=1e-3), "the patch embedding counts too"
+    assert min(found.parts) > 0 and sum(found.parts) < found.value
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_regions_are_counted_where_images_share_them(family: str) -> None:
+    """With one unit of the first block near its threshold a code is a bit for each token, and some are alike."""
+    net, (first, *others) = copy.deepcopy(alone(family)), list(cases(family)[0].blocks())
+    with torch.no_grad():
+        for block in others:
+            net.get_submodule(f"{block}.mlp.fc1").bias.fill_(1e4)  # type: ignore[operator, union-attr]
+        net.get_submodule(f"{first}.mlp.fc1").bias[1:] = 1e4  # type: ignore[index]
+    probe = make_probe(net, None, 0, batch_size=64)
+    found = tas.score_one("te_regions", net, batch_size=64)
+    case = naive.Case(net, net, probe.images, probe.labels, seed=0)
+    assert found.value == naive.te_regions(case) and 3 < found.value < 64
 
 
 @pytest.mark.parametrize("family", FAMILIES)
