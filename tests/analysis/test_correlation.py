@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,8 @@ from lightning_tas.analysis.correlation import (
     ranks,
     spearman,
 )
+from lightning_tas.costs import cost
+from lightning_tas.published import read_architecture
 from lightning_tas.randomness import numpy_generator
 
 # Few distinct values, so that ties are common.
@@ -201,3 +205,26 @@ def test_scores_of_any_size_have_a_pearson() -> None:
     truth = np.arange(4.0)
     assert pearson(np.array([1e300, 2e300, 3e300, 4e300]), truth) == pytest.approx(1.0)
     assert pearson(np.array([-1.5e308, -0.5e308, 0.5e308, 1.5e308]), truth) == pytest.approx(1.0)
+
+
+def test_reference_correlations(shared: Path) -> None:
+    """Those of the reference's scores of four networks of ViT-Bench-101 with each of seven accuracies, in per cent.
+
+    One of the four PiT networks is not among those kept here, so these cannot be repeated.
+    """
+    reference = json.loads((shared / "golden" / "proxy_autoformer_det.json").read_text())
+    entries = json.loads((shared / "vit_bench_101" / "autoformer.json").read_text())["entries"]
+    chosen = [next(e for e in entries if e["arch"] == row["arch"]) for row in reference["rows"]]
+    scores = {name: [row["scores"][name] for row in reference["rows"]] for name in reference["measures"]}
+    scores["params"] = [cost(read_architecture(entry["arch"]), None, num_classes=100).params for entry in chosen]
+    assert scores["params"] == [row["params"] for row in reference["rows"]]
+    wanted = reference["correlations_percent"]
+    assert len(wanted) == 7 and all(found.keys() == scores.keys() for found in wanted.values())
+    for column, by_name in wanted.items():
+        truth = [entry[column] for entry in chosen]
+        for name, percent in by_name.items():
+            tau, rho = kendall(scores[name], truth)[1], spearman(scores[name], truth)
+            assert tau is not None and rho is not None and percent["n"] == len(truth)
+            # They are rounded to two decimals.
+            wanted_pair = [percent["kendall"], percent["spearman"]]
+            assert [100 * tau, 100 * rho] == pytest.approx(wanted_pair, abs=0.005 + 1e-9), (column, name)

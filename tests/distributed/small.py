@@ -110,7 +110,8 @@ def fit(
     """Train for 8 steps (fewer with accumulation) on the processes that there are, and validate at the end.
 
     `persist`: ZeRO-3 leaves parameters up to this size whole; 0 has all of them as shards. `place`: rank and number of
-    processes where a launcher (Lightning's own, for one) has yet to make the group. `alone`: the sub-network to train, by itself, in place of the supernet.
+    processes where a launcher (Lightning's own, for one) has yet to make the group. `alone`: the sub-network to train,
+    by itself, in place of the supernet.
     """
     # Not from the environment: Lightning tidies its variables away after a fit.
     rank, ranks = place or ((dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1))
