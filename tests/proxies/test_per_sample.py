@@ -197,7 +197,7 @@ def test_zico(family: str, scale: float) -> None:
     found = score("zico", net, batches=3)
     assert found.value == pytest.approx(sum(inverse_variation_by_hand(single, 3) for single in exact), rel=1e-4)
     assert 0 < sum(found.parts) < found.value
-    rounded = zip(*gradients(net, "loss", torch.float32), strict=True)
+    rounded = zip(*gradients(net, "loss", dtype=torch.float32), strict=True)
     bounds = [inverse_variation_bounds(*pair) for pair in zip(exact, rounded, strict=True)]
     low, high = (sum(ends) for ends in zip(*bounds, strict=True))
     assert low <= score("zico", net).value <= high, "two batches, the default"
