@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from lightning_tas.commands.score_report import Report
 from lightning_tas.proxies.registry import proxies
 
 from ..commands.test_score import correlations, records, table
+from ..launch.wandb_records import attempts
 from .conftest import command
 
 FEW = ("bench.proxies=[snip,grad_norm]", "bench.batch_size=4", "bench.bootstrap=50")
@@ -55,15 +57,46 @@ def test_against_accuracies_in_a_supernet(
     assert "data.search_val: 0" in capsys.readouterr().err
 
 
+# One launch for two scorings, of a bench and of a supernet: a process takes longer to start than to do either. Each
+# has a store of its own, for that of the launcher's agent is for one command.
+BOTH = """
+import json, os, sys
+from lightning_tas.commands.entry import main
+statuses = []
+for port, call in json.loads(sys.argv[1]):
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    statuses.append(main("score", call))
+raise SystemExit(max(statuses))
+"""
+
+
 @pytest.mark.slow
-def test_two_processes_score_as_one(processes: Any, tmp_path: Path) -> None:
-    assert main("score", bench_call(tmp_path, "one", networks=5)) == 0
-    both = processes.torchrun("-m", "lightning_tas.score", *bench_call(tmp_path, "two", networks=5))
+def test_two_processes_score_as_one(fit: Callable[..., tuple[int, Path]], processes: Any, tmp_path: Path) -> None:
+    status, run = fit("trained", "trainer.max_epochs=1", "phases=[supernet]", "sampler.name=uniform")
+    assert status == 0
+
+    def calls(name: str) -> list[list[str]]:
+        of_run = [f"ckpt={run}", "bench.networks=5", "bench.inits=2", *FEW]
+        return [
+            bench_call(tmp_path, name, networks=5),
+            [*of_run, f"output_dir={tmp_path / 'runs'}", f"run=scored-{name}"],
+        ]
+
+    assert [main("score", call) for call in calls("one")] == [0, 0]
+    script = tmp_path / "both.py"
+    script.write_text(BOTH)
+    ports = [sys.modules["processes"].free_port() for _ in range(2)]
+    both = processes.torchrun(script, json.dumps(list(zip(ports, calls("two"), strict=True))))
     processes.wait(both, timeout=150)
-    folders = [tmp_path / "runs" / "vit_bench_autoformer" / name for name in ("one", "two")]
-    assert correlations(folders[0]) == correlations(folders[1])
-    assert table(folders[0] / "scores.csv") == table(folders[1] / "scores.csv")
-    assert "at initialisation" in both[0].stdout and both[1].stdout == ""
+    for recipe, prefix in (("vit_bench_autoformer", ""), ("quickstart", "scored-")):
+        one, two = (tmp_path / "runs" / recipe / f"{prefix}{name}" for name in ("one", "two"))
+        assert correlations(one) == correlations(two)
+        assert table(one / "scores.csv") == table(two / "scores.csv")
+        for file in one.glob("scores-*.csv"):
+            assert [line["place"] for line in table(two / file.name)] == [line["place"] for line in table(file)]
+    assert len(table(one / "scores.csv")) == 15
+    assert json.loads((one / "accuracies.json").read_text()) == json.loads((two / "accuracies.json").read_text())
+    assert both[0].stdout.count("at initialisation") == 3 and both[1].stdout == ""
 
 
 @pytest.mark.slow
@@ -88,12 +121,28 @@ def test_a_signal_leaves_what_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_wandb_shows_table_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_shows_table_pictures_numbers_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     assert main("score", bench_call(tmp_path, "a", "logger=wandb", "wandb.mode=offline", networks=4)) == 0
-    (attempt,) = (tmp_path / "runs" / "vit_bench_autoformer" / "a" / "wandb").glob("offline-run-*")
-    media = {path.name.partition("_")[0] for path in attempt.rglob("media/*/score/*")}
+    folder = tmp_path / "runs" / "vit_bench_autoformer" / "a"
+    (attempt,) = attempts(folder)
+    media = {path.name.partition("_")[0] for path in attempt.folder.rglob("media/*/score/*")}
     assert media == {"correlations", "scatter", "bars"}
+    found = correlations(folder)
+    (row,) = attempt.rows
+    shown = attempt.table(row, "score/correlations")
+    assert len(shown) == len(found) == 2 * 4
+    for line, known in zip(shown, found, strict=True):
+        assert {key: line[key] for key in ("weights", "accuracy", "proxy", "tau_a", "tau_b", "networks")} == {
+            key: known[key] for key in ("weights", "accuracy", "proxy", "tau_a", "tau_b", "networks")
+        }
+    summary = {key: value for update in attempt.of("summary") for key, value in update["update"].items()}
+    expected = {f"score/{known['weights']}/{known['accuracy']}/{known['proxy']}": known["tau_b"] for known in found}
+    assert {key: value for key, value in summary.items() if key.startswith("score/initial/")} == expected
+    (kept,) = attempt.artifacts("score")
+    held = {entry["path"]: Path(entry["local_path"]) for entry in kept["manifest"]["contents"]}
+    assert held.keys() == {"scores.csv", "correlations.csv", "score.json"}
+    assert all(copied.read_bytes() == (folder / name).read_bytes() for name, copied in held.items())
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import lightning_tas as tas
@@ -20,6 +23,7 @@ from lightning_tas.spaces.predicates import Predicate
 
 MATRICES = ("patch_embed.proj", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "conv", "fc", "head")
 NAMES = ["params", "macs", *LOOKUPS, "dss_pp"]
+OBJECTIVES = {"snip_norm": "logits", "synflow": "ones", "dss": "ones"}
 FAMILIES = ("autoformer", "autoprox_vit", "pit")
 
 
@@ -125,12 +129,36 @@ def test_equals_slicing_one_architecture_at_a_time(name: str, family: str) -> No
     net, (images, labels) = supernet(family), batch()
     archs = [*net.space.sample(1, n=4), net.space.smallest(), net.space.largest()]
     scores = tas.score_many(name, net, archs, mode="inherited", images=images, labels=labels)
-    objective = {"snip_norm": "logits", "synflow": "ones", "dss": "ones"}.get(name, "ce")
-    naive = Naive(net, objective, images, labels)
+    naive = Naive(net, OBJECTIVES.get(name, "ce"), images, labels)
     expected = [naive_score(name, naive, arch) for arch in archs]
     # float32 gradients of a pass that sums in another order
     np.testing.assert_allclose(scores.value(name), expected, rtol=2e-4 if name == "plain" else 2e-5)
     assert len(set(expected)) == len(set(archs)) and scores.valid(name).all() and scores.archs == archs
+
+
+@functools.cache
+def drawable(family: str) -> tuple[Any, list[Architecture], dict[str, Naive]]:
+    """A supernet, every network of its space, and the naive side of each of its proxies."""
+    net = supernet(family)
+    naive = {objective: Naive(net, objective, *batch()) for objective in ("ce", "logits", "ones")}
+    return net, list(net.space.enumerate()), {name: naive[OBJECTIVES.get(name, "ce")] for name in LOOKUPS}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_architectures_equal_their_slices(family: str) -> None:
+    net, everything, naive = drawable(family)
+    images, labels = batch()
+
+    @settings(max_examples=5, deadline=None, phases=(Phase.generate,))  # networks are small already
+    @given(st.lists(st.sampled_from(everything), min_size=1, max_size=4))
+    def check(archs: list[Architecture]) -> None:
+        scores = tas.score_many(list(LOOKUPS), net, archs, mode="inherited", images=images, labels=labels)
+        for name in LOOKUPS:
+            expected = [naive_score(name, naive[name], arch) for arch in archs]
+            tolerance = 1e-3 if name == "plain" else 2e-5
+            np.testing.assert_allclose(scores.value(name), expected, rtol=tolerance, err_msg=name)
+
+    check()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
