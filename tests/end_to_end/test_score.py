@@ -87,7 +87,7 @@ def test_two_processes_score_as_one(fit: Callable[..., tuple[int, Path]], proces
     script.write_text(BOTH)
     ports = [sys.modules["processes"].free_port() for _ in range(2)]
     both = processes.torchrun(script, json.dumps(list(zip(ports, calls("two"), strict=True))))
-    processes.wait(both, timeout=150)
+    processes.wait(both, timeout=300)
     for recipe, prefix in (("vit_bench_autoformer", ""), ("quickstart", "scored-")):
         one, two = (tmp_path / "runs" / recipe / f"{prefix}{name}" for name in ("one", "two"))
         assert correlations(one) == correlations(two)

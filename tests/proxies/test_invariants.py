@@ -23,7 +23,10 @@ NAMES = ["params", "snip", "synflow", "dss", "dss_pp"]
 OWN = NAMES[:-1]
 SPACE = isotropic("mini", embed_dim=[16, 32], depth=[1, 2], num_heads=[1, 2], mlp_ratio=[1, 2])
 ALL = list(SPACE.enumerate())
-GIVEN = {"images": torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1)), "labels": torch.arange(3)}
+GIVEN: dict[str, Any] = {
+    "images": torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
+    "labels": torch.arange(3),
+}
 
 
 @functools.cache
