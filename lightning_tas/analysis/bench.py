@@ -184,16 +184,17 @@ def _columns(pairs: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> dict
 
 
 def _number(value: Any, name: Any, label: str, path: Path) -> float:
-    refused = UserError(f"{KEY}: {str(path)!r}: entry {label}: {name} {str(value)[:40]!r} is not a number")
+    if value is None:
+        return math.nan
+    found: float | None = None
     try:
-        value = _plain(value)
-        if value is None:
-            return math.nan
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise refused
-        found = float(value)
+        number = _plain(value)
+        if isinstance(number, numbers.Real) and not isinstance(number, bool):
+            found = float(number)
     except (OverflowError, RuntimeError):  # an integer of hundreds of digits; a tensor without numbers in it
-        raise refused from None
+        pass
+    if found is None:
+        raise UserError(f"{KEY}: {str(path)!r}: entry {label}: {name} {str(value)[:40]!r} is not a number")
     return round(found, DIGITS) if math.isfinite(found) else math.nan
 
 

@@ -17,9 +17,9 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.commands import build, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.score_sizes import Group, check, groups
-from lightning_tas.costs import CostOptions, cost
+from lightning_tas.costs import FORMULAS, CostOptions, cost
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import UserError
+from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import evaluate
 from lightning_tas.families import RULES
 from lightning_tas.launch import group, provenance
@@ -119,6 +119,8 @@ def _from_file(config: Config, data: TASDataModule, names: tuple[str, ...]) -> J
     columns = [settings.accuracies] if isinstance(settings.accuracies, str) else settings.accuracies
     if columns is not None and (not isinstance(columns, list) or not columns):
         raise UserError(f"bench.accuracies: {columns!r} is not valid; valid: a list of columns, or null for all")
+    if settings.family is not None and settings.family not in FORMULAS:
+        raise unknown("bench.family", settings.family, FORMULAS)
     bench = read_bench(path, columns, settings.family, settings.networks)
     # Families differ in what they can be built with: only what the recipe sets away from the defaults is passed on.
     usual = asdict(ModelConfig())

@@ -188,7 +188,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["bench.images=real"], ["bench.images: 'real'", "gaussian, data"]),
     (["bench.inits=0"], ["bench.inits: 0"]),
     (["bench.networks=1"], ["bench.networks: 1"]),
-    (["bench.family=autoformr"], ["autoformr", "Did you mean 'autoformer'"]),
+    (["bench.family=autoformr"], ["bench.family: 'autoformr'", "Did you mean 'autoformer'"]),
     (["bench.family=pit"], ["bench.path", "network 0: base_dim", "embed_dim"]),
     (["data.img_size=8"], ["data.img_size: [8, 8]", "patch"]),
     (["bench.images=data", "bench.batch_size=100000"], ["bench.batch_size: 100000", "synthetic"]),
