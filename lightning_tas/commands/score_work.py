@@ -127,7 +127,7 @@ def _from_file(config: Config, data: TASDataModule, names: tuple[str, ...]) -> J
     options = {key: value for key, value in asdict(config.model).items() if value != usual[key]}
     options |= {"num_classes": data.num_classes, "img_size": tuple(data.img_size), "in_chans": data.in_chans}
     _check_build(options, bench.family)
-    priced = {key: value for key, value in options.items() if key in {option.name for option in fields(CostOptions)}}
+    priced = {option.name: options[option.name] for option in fields(CostOptions) if option.name in options}
     prices = []
     for place, arch in enumerate(bench.archs):
         try:

@@ -80,7 +80,6 @@ def fresh(arch: Architecture, seed: int, method: str, build: Mapping[str, Any]) 
 @torch.no_grad()
 def redraw(net: nn.Module, method: str, seed: int) -> None:
     """Draw the weights of all layers of `net` anew by `method`, in place; see the module for biases and norms."""
-    rule = METHODS[method]
     with seeded(seed, "proxy", "redraw"):
         for layer in find_layers(net):
             weight, bias = layer.module.weight, getattr(layer.module, "bias", None)
@@ -89,13 +88,14 @@ def redraw(net: nn.Module, method: str, seed: int) -> None:
             if layer.role == NORM:
                 weight.fill_(1.0)
             else:
-                drawn = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
-                rule(drawn)
-                weight.copy_(drawn)
-            if bias is None:
-                continue
-            bias.zero_()
-            if layer.role != NORM and method in DRAWN_BIASES:
-                drawn = torch.empty(bias.shape, dtype=torch.float32, device="cpu")
-                rule(drawn)
-                bias.copy_(drawn)
+                weight.copy_(_drawn(weight.shape, method))
+            if bias is not None and (layer.role == NORM or method not in DRAWN_BIASES):
+                bias.zero_()
+            elif bias is not None:
+                bias.copy_(_drawn(bias.shape, method))
+
+
+def _drawn(shape: torch.Size, method: str) -> Tensor:
+    values = torch.empty(shape, dtype=torch.float32, device="cpu")
+    METHODS[method](values)
+    return values

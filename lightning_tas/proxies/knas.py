@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_tas.proxies.probe import Measured, Probe, per_block
+from lightning_tas.proxies.probe import Measured, Probe, parts_by_name, per_block
 from lightning_tas.proxies.registry import Needs, one_of, register
-from lightning_tas.proxies.roles import block_names
 
 VARIANTS = ("exact", "reference")
 TENSORS, ENTRIES = 11, 50
@@ -68,13 +67,7 @@ def _reference(probe: Probe) -> Callable[[], Measured]:
             for name, grad in zip(names, grads, strict=True):
                 rows[name].append(grad.flatten()[:ENTRIES].double())
         terms = {name: _halves(torch.stack(found)) for name, found in rows.items()}
-        total = torch.stack(list(terms.values())).sum()
-        parts = total.new_zeros(probe.depth)
-        for block, prefix in enumerate(block_names(probe.net)):
-            for name, term in terms.items():
-                if name.startswith(f"{prefix}."):
-                    parts[block] += term
-        return Measured(total, parts)
+        return Measured(torch.stack(list(terms.values())).sum(), parts_by_name(probe, terms))
 
     return measure
 

@@ -28,9 +28,9 @@ from torch.func import functional_call
 
 from lightning_tas.errors import UserError
 from lightning_tas.proxies.passes import Pass, Watcher
-from lightning_tas.proxies.probe import Measured, Probe, per_block
+from lightning_tas.proxies.probe import Measured, Probe, parts_by_name, per_block
 from lightning_tas.proxies.registry import Needs, least, one_of, register
-from lightning_tas.proxies.roles import NORM, Layer, block_names
+from lightning_tas.proxies.roles import NORM, Layer
 from lightning_tas.proxies.sample_norms import bias_gradients, dead_layer, squared, weight_norms
 
 VARIANTS = ("eq13", "mean")
@@ -179,9 +179,7 @@ def _total(probe: Probe, norms: _Norms, copies: _Copies | None) -> tuple[Tensor,
     found = per_block(probe, terms)
     value, parts = found.value, found.parts
     assert isinstance(value, Tensor) and isinstance(parts, Tensor)
-    for name, norm in (copies.norms if copies is not None else {}).items():
+    alone = copies.norms if copies is not None else {}
+    for norm in alone.values():
         value = value + norm
-        for block, prefix in enumerate(block_names(probe.net)):
-            if name.startswith(f"{prefix}."):
-                parts[block] += norm
-    return value, parts
+    return value, parts + parts_by_name(probe, alone)

@@ -157,6 +157,16 @@ def per_block(probe: Probe, terms: Mapping[Layer, Tensor], **extras: Tensor | fl
     return Measured(stacked.sum(), parts, extras)
 
 
+def parts_by_name(probe: Probe, terms: Mapping[str, Tensor]) -> Tensor:
+    """(depth,) float64 sums of scalar `terms`, which are named as parameters, over the block that each lies in."""
+    parts = torch.zeros(probe.depth, dtype=torch.float64, device=probe.device)
+    for block, prefix in enumerate(block_names(probe.net)):
+        for name, term in terms.items():
+            if name.startswith(f"{prefix}."):
+                parts[block] += term
+    return parts
+
+
 def bare(net: nn.Module | None) -> nn.Module | None:
     """The network inside torch's wrappers: data parallel ones and what `torch.compile` makes."""
     while net is not None:
