@@ -113,7 +113,7 @@ def dss(
         layers: "autoprox" also counts the head and the class token's pooling layers, a square one among these by
             nuclear norms, as in the code of Auto-Prox.
 
-    Extras: diversity and saliency, the two sums.
+    Extras: diversity and saliency, the two sums, also block by block.
     """
     choice = Choice(mode, signed, qkv, head_weight, layers)
     ones = choice.objective(probe)
@@ -124,7 +124,7 @@ def dss(
         diversity = _diversity(probe, ones, choice, diverse)
         saliency = {layer: factor * _saliency(ones, layer, choice) for layer, factor in salient.items()}
         sums = {"diversity": _total(diversity, probe), "saliency": _total(saliency, probe)}
-        return per_block(probe, diversity | saliency, **sums)
+        return per_block(probe, diversity | saliency, {"diversity": diversity, "saliency": saliency}, **sums)
 
     return measure
 

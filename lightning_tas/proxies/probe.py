@@ -36,6 +36,7 @@ class Measured:
     parts: Tensor | Sequence[float] = ()
     extras: Mapping[str, Tensor | float] = field(default_factory=dict)
     reason: str | None = None  # why the value means nothing here, where the formula itself can tell
+    blocks: Mapping[str, Tensor] = field(default_factory=dict)  # extras that are sums over blocks: (depth,) each
 
 
 @dataclass
@@ -146,15 +147,30 @@ class Probe:
             self._notes = before
 
 
-def per_block(probe: Probe, terms: Mapping[Layer, Tensor], **extras: Tensor | float) -> Measured:
-    """The sum of scalar `terms` over layers, with parts by block; the value also holds what lies outside of blocks."""
+def per_block(
+    probe: Probe,
+    terms: Mapping[Layer, Tensor],
+    blocks: Mapping[str, Mapping[Layer, Tensor]] | None = None,
+    **extras: Tensor | float,
+) -> Measured:
+    """The sum of scalar `terms` over layers, with parts by block; the value also holds what lies outside of blocks.
+
+    `blocks` are terms of which the sums by block are wanted as well, by name.
+    """
     stacked = torch.stack([term.to(torch.float64) for term in terms.values()])
-    parts = stacked.new_zeros(probe.depth)
+    apart = {name: by_block(probe, some) for name, some in (blocks or {}).items()}
+    return Measured(stacked.sum(), by_block(probe, terms), extras, blocks=apart)
+
+
+def by_block(probe: Probe, terms: Mapping[Layer, Tensor]) -> Tensor:
+    """(depth,) float64 sums of scalar `terms` over the layers of each block."""
+    parts = torch.zeros(probe.depth, dtype=torch.float64, device=probe.device)
     inside = [(i, layer.block) for i, layer in enumerate(terms) if layer.block is not None and layer.block >= 0]
     if inside:
+        stacked = torch.stack([term.to(torch.float64) for term in terms.values()])
         at, block = torch.tensor(inside, device=stacked.device).t()
         parts.index_add_(0, block, stacked[at])
-    return Measured(stacked.sum(), parts, extras)
+    return parts
 
 
 def parts_by_name(probe: Probe, terms: Mapping[str, Tensor]) -> Tensor:

@@ -16,7 +16,8 @@ class Score:
 
     value: higher is better, whatever the direction of the formula; `INVALID` unless `valid`. parts: contribution of
     every block (empty where a proxy has none). reason: why a score is invalid. seconds: what it took alone, shared
-    passes included. extras: the raw quantities behind `value`, under the names that the proxy documents.
+    passes included. extras: the raw quantities behind `value`, under the names that the proxy documents; blocks: those
+    of them that are sums over blocks, block by block.
     """
 
     value: float
@@ -25,6 +26,7 @@ class Score:
     reason: str = ""
     seconds: float = 0.0
     extras: Mapping[str, float] = field(default_factory=dict)
+    blocks: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @classmethod
     def invalid(cls, reason: str, seconds: float = 0.0, extras: Mapping[str, float] | None = None) -> Score:
@@ -33,11 +35,17 @@ class Score:
 
     @classmethod
     def checked(
-        cls, value: float, parts: tuple[float, ...], seconds: float, extras: Mapping[str, float], flaw: str | None
+        cls,
+        value: float,
+        parts: tuple[float, ...],
+        seconds: float,
+        extras: Mapping[str, float],
+        flaw: str | None,
+        blocks: Mapping[str, tuple[float, ...]] | None = None,
     ) -> Score:
         """Valid only if `value` is finite and nothing was wrong with what it was computed from (`flaw`)."""
         if flaw is None and not math.isfinite(value):
             flaw = f"the value is {value}"
         if flaw is not None:
             return cls.invalid(flaw, seconds, extras)
-        return cls(float(value), parts, True, "", seconds, dict(extras))
+        return cls(float(value), parts, True, "", seconds, dict(extras), dict(blocks or {}))

@@ -273,17 +273,25 @@ def score_network(chosen: Sequence[Proxy], probe: Probe, options: Options | None
 
 def _score(one: Proxy, measured: Measured, seconds: float, flaw: str | None) -> Score:
     """Read everything from the device at once; flip the sign where lower is better."""
-    parts = measured.parts
-    numbers = [measured.value, *(parts.unbind() if isinstance(parts, Tensor) else parts), *measured.extras.values()]
+    parts = measured.parts.unbind() if isinstance(measured.parts, Tensor) else measured.parts
+    groups = [(measured.value,), tuple(parts), tuple(measured.extras.values())]
+    groups += [tuple(block.unbind()) for block in measured.blocks.values()]
+    numbers = [number for group in groups for number in group]
     tensors = [n for n in numbers if isinstance(n, Tensor)]
     if tensors:
         read = iter(torch.stack([t.detach().reshape(()).to(torch.float64) for t in tensors]).tolist())
-        numbers = [next(read) if isinstance(n, Tensor) else float(n) for n in numbers]
+        numbers = [next(read) if isinstance(n, Tensor) else n for n in numbers]
+    known = iter(float(number) for number in numbers)
+    (value,), own, extras, *blocks = [tuple(next(known) for _ in group) for group in groups]
     sign = 1.0 if one.higher_is_better else -1.0
-    count = len(numbers) - 1 - len(measured.extras)
-    own = tuple(sign * float(n) for n in numbers[1 : 1 + count])
-    extras = dict(zip(measured.extras, (float(n) for n in numbers[1 + count :]), strict=True))
-    return Score.checked(sign * float(numbers[0]), own, seconds, extras, flaw)
+    return Score.checked(
+        sign * value,
+        tuple(sign * part for part in own),
+        seconds,
+        dict(zip(measured.extras, extras, strict=True)),
+        flaw,
+        dict(zip(measured.blocks, blocks, strict=True)),
+    )
 
 
 def combined(one: Proxy, rows: Sequence[Mapping[str, Score]]) -> list[Score]:

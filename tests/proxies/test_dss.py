@@ -164,22 +164,26 @@ def test_matrices_of_dss_equal_tf_tas(size: str, golden: Any, tf_tas: Any, monke
     terms: dict[tuple[str, int], float] = {}
     norms: dict[tuple[str, int], list[float]] = {}
 
-    def per_block(probe: Any, found: Any, **extras: Any) -> Any:
+    def per_block(probe: Any, found: Any, *blocks: Any, **extras: Any) -> Any:
         terms.update({(layer.role, layer.block): float(term) for layer, term in found.items()})
         # What went into the products, by the singular values instead of a Gram matrix.
         ones = dss_file.ones_pass(probe)
         for layer in probe.of("qkv", "proj"):
             matrices = (ones.weights[layer.weight], ones.gradients[layer.weight])
             norms[layer.role, layer.block] = [float(torch.linalg.svdvals(m).sum()) for m in matrices]
-        return probe_file.per_block(probe, found, **extras)
+        return probe_file.per_block(probe, found, *blocks, **extras)
 
     monkeypatch.setattr(dss_file, "per_block", per_block)
-    tas.score_one("dss", tf_tas(), tas.Architecture.from_dict(wanted["config"]), batch_size=1)
+    score = tas.score_one("dss", tf_tas(), tas.Architecture.from_dict(wanted["config"]), batch_size=1)
     keys = {"qkv": "msa_qkv", "proj": "msa_proj", "fc1": "fc1_saliency", "fc2": "fc2_saliency"}
     assert len(terms) == 4 * len(numbers["per_layer"])
     for block, layer in enumerate(numbers["per_layer"]):
         for role, key in keys.items():
             assert terms[role, block] == pytest.approx(layer[key], rel=2e-5), (role, block)
+        diversity, saliency = layer["msa_qkv"] + layer["msa_proj"], layer["fc1_saliency"] + layer["fc2_saliency"]
+        assert score.blocks["diversity"][block] == pytest.approx(diversity, rel=2e-5)
+        assert score.blocks["saliency"][block] == pytest.approx(saliency, rel=2e-5)
+        assert score.parts[block] == pytest.approx(diversity + saliency, rel=2e-5)
         for role in ("qkv", "proj"):
             assert norms[role, block] == pytest.approx([layer[f"{role}_nuc_w"], layer[f"{role}_nuc_g"]], rel=2e-5)
     for role in ("qkv", "proj"):
