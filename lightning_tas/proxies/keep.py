@@ -52,7 +52,7 @@ class InMemory:
 
     def __init__(self, parts: Sequence[Proxy], share: Share) -> None:
         self._share, self._parts = share, parts
-        self._gatherer = Gatherer(parts)
+        self._gatherer = Gatherer(parts, by_block=True)
         self._archs: dict[int, Architecture] = {}
 
     def begin(self) -> dict[int, str]:
@@ -66,7 +66,7 @@ class InMemory:
 
     def end(self, wanted: Sequence[Proxy], number: int) -> Scores:
         """Every rank gets the networks of all."""
-        whole, archs = Gatherer(self._parts), dict[int, Architecture]()
+        whole, archs = Gatherer(self._parts, by_block=True), dict[int, Architecture]()
         for gatherer, some in self._share.gather((self._gatherer, self._archs)):
             whole.extend(gatherer)
             archs |= some

@@ -1,7 +1,7 @@
 """Scores of many networks by many proxies: compact columns, whatever computed them.
 
 Rank-combined proxies have no columns of their own: their values depend on the whole set, so they are computed from
-their components when asked for. Parts by block are dropped.
+their components when asked for. Parts by block are dropped, and in files the other sums by block, too.
 """
 
 from __future__ import annotations
@@ -43,19 +43,23 @@ class Column:
     seconds: FloatArray
     reasons: dict[int, str] = field(default_factory=dict)
     extras: dict[str, FloatArray] = field(default_factory=dict)
+    blocks: dict[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
 
     def score(self, place: int) -> Score:
         """The score of one network, without parts."""
         raw = {key: float(found[place]) for key, found in self.extras.items() if not np.isnan(found[place])}
         valid = bool(self.valid[place])
         reason = self.reasons.get(place, "")
-        return Score(float(self.value[place]), (), valid, reason, float(self.seconds[place]), raw)
+        blocks = self.blocks.get(place, {})
+        return Score(float(self.value[place]), (), valid, reason, float(self.seconds[place]), raw, blocks)
 
 
 class _Growing:
-    """A `Column` that grows: 17 bytes a network and 8 for each extra."""
+    """A `Column` that grows: 17 bytes a network and 8 for each extra; with `by_block` also for each block of some."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_block: bool = False) -> None:
+        self._by_block = by_block
+        self.blocks: dict[int, Mapping[str, tuple[float, ...]]] = {}
         self.value, self.valid, self.seconds = array("d"), array("b"), array("d")
         self.reasons: dict[int, str] = {}
         self.extras: dict[str, array[float]] = {}
@@ -67,6 +71,8 @@ class _Growing:
         self.seconds.append(score.seconds)
         if score.reason:
             self.reasons[number] = score.reason
+        if self._by_block and score.blocks:
+            self.blocks[number] = score.blocks
         for key in score.extras:
             if key not in self.extras:
                 self.extras[key] = array("d", [np.nan]) * number
@@ -79,6 +85,7 @@ class _Growing:
         self.valid.extend(other.valid)
         self.seconds.extend(other.seconds)
         self.reasons |= {number + place: reason for place, reason in other.reasons.items()}
+        self.blocks |= {number + place: blocks for place, blocks in other.blocks.items()}
         for key in {**self.extras, **other.extras}:
             mine = self.extras.setdefault(key, array("d", [np.nan]) * number)
             mine.extend(other.extras.get(key, array("d", [np.nan]) * len(other.value)))
@@ -86,14 +93,14 @@ class _Growing:
     def column(self) -> Column:
         extras = {key: np.array(found) for key, found in self.extras.items()}
         valid = np.array(self.valid, dtype=np.bool_)
-        return Column(np.array(self.value), valid, np.array(self.seconds), self.reasons, extras)
+        return Column(np.array(self.value), valid, np.array(self.seconds), self.reasons, extras, self.blocks)
 
 
 class Gatherer:
-    """Takes networks one by one, in any order, and makes a `Scores` of them."""
+    """Takes networks one by one, in any order, and makes a `Scores` of them; `by_block` keeps what is by block."""
 
-    def __init__(self, components: Sequence[Proxy]) -> None:
-        self._columns = {one.name: _Growing() for one in components}
+    def __init__(self, components: Sequence[Proxy], by_block: bool = False) -> None:
+        self._columns = {one.name: _Growing(by_block) for one in components}
         self._places, self._params, self._macs = array("q"), array("q"), array("q")
 
     def append(self, place: int, params: int, macs: int, scores: Mapping[str, Score]) -> None:
@@ -130,6 +137,7 @@ def _ordered(column: Column, order: IntArray) -> Column:
         column.seconds[order],
         {place[old]: reason for old, reason in column.reasons.items()},
         {key: found[order] for key, found in column.extras.items()},
+        {place[old]: blocks for old, blocks in column.blocks.items()},
     )
 
 
@@ -197,7 +205,7 @@ class Scores:
         return found[key]
 
     def score(self, name: str, place: int) -> Score:
-        """The score of one network, without parts."""
+        """The score of one network, without parts; sums by block where they were kept in memory."""
         return self._column(name).score(place)
 
     def to_rows(self) -> list[dict[str, Any]]:
