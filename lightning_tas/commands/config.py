@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_tas.data.config import DataConfig
     from lightning_tas.proxies.config import BenchConfig, ScoringConfig
     from lightning_tas.samplers import SamplerConfig
-    from lightning_tas.search.config import SelectConfig
+    from lightning_tas.search.config import LimitsConfig, SearchConfig, SelectConfig
     from lightning_tas.supernets.config import ModelConfig
     from lightning_tas.training.config import TrainConfig
 
@@ -46,6 +46,8 @@ if not TYPE_CHECKING:
     BenchConfig = _alone("proxies.config").BenchConfig
     ScoringConfig = _alone("proxies.config").ScoringConfig
     SamplerConfig = _alone("samplers").SamplerConfig
+    LimitsConfig = _alone("search.config").LimitsConfig
+    SearchConfig = _alone("search.config").SearchConfig
     SelectConfig = _alone("search.config").SelectConfig
     ModelConfig = _alone("supernets.config").ModelConfig
     TrainConfig = _alone("training.config").TrainConfig
@@ -104,7 +106,7 @@ class Config:
     arch: Any = None  # a label, an id, a JSON file (result.json), or an architecture as a mapping
     source: str | None = None  # whose official checkpoint `ckpt` is: autoformer, prenas
     space: Any = "autoformer_tiny"  # a name, a file, or the space itself
-    phases: list[str] = field(default_factory=lambda: ["supernet", "measure"])  # of select, supernet, measure, retrain
+    phases: list[str] = field(default_factory=lambda: ["supernet", "measure"])  # select, supernet, search, measure, ...
     plan: bool = False  # print sizes, steps, costs and memory, or how long scoring takes; do nothing
     smoke: bool = False  # run the whole recipe in seconds on synthetic data
     logger: Any = "csv"  # further loggers: csv (always on), tensorboard, wandb, or a list
@@ -115,6 +117,8 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     select: SelectConfig = field(default_factory=SelectConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)

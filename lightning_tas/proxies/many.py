@@ -110,7 +110,7 @@ def score_many(
     if path is not None:
         keeper = OnDisk(Path(path), parts, share, setting.facts(mode, parts, given), resume)
     try:
-        number = _walk(scorer, keeper, share, _bar(_decoded(net, archs), total, progress))
+        number = walk(scorer, keeper, share, _bar(_decoded(net, archs), total, progress))
         if not number:
             raise _nothing()
         return keeper.end(wanted, number)
@@ -248,7 +248,7 @@ class Inherited:
             yield Row(place, arch, int(scores.params[i]), int(scores.macs[i]), own)
 
 
-def _walk(scorer: Exact | Inherited, keeper: Keeper, share: Share, archs: Iterable[Architecture]) -> int:
+def walk(scorer: Exact | Inherited, keeper: Keeper, share: Share, archs: Iterable[Architecture]) -> int:
     """Score what is not known yet of this process's share; the number of all networks."""
     known = keeper.begin()
     number = left = 0

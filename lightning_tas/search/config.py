@@ -1,8 +1,9 @@
-"""Settings of PreNAS selection, as a recipe states them under `select`."""
+"""Settings of selection and search, as a recipe states them under `select`, `search` and `limits`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -27,3 +28,38 @@ class SelectConfig:
     batch_size: int = 64  # images of the gradient pass
     micro_batch: int = 4  # images per backward pass; less needs less memory
     cut_supernet: bool = False  # train a supernet no deeper or wider than the candidates need, as released
+
+
+@dataclass
+class SearchConfig:
+    """A search: as a phase of its own, as the command search, or (`when`) inside supernet training."""
+
+    strategy: str | None = None  # random, evolution, s3_evolution, blockwise, etas, exact, exhaustive, nsga2; None: none
+    score: str = "accuracy"  # what is maximised: accuracy (of inherited weights, held-out images), trained, or a proxy
+    when: str = "fit_end"  # of a search inside the phase supernet: fit_start, every_n_epochs, fit_end
+    every_n_epochs: int = 1
+    top: int = 1  # how many networks it hands on, best first
+    options: Any = None  # settings of the strategy, as {population: 50}; see docs/search.md
+    mode: str = "exact"  # of proxies: exact (each network's own gradients), inherited (one gradient for all)
+    proxy_options: Any = None  # of single proxies, as {dss: {mode: released}}
+    batch_size: int = 16  # images that proxies see
+    images: str = "gaussian"  # what they are: gaussian, or data (of the training set)
+    init: str = "inherited"  # weights that proxies see: inherited (the supernet's), default, normal, ...
+    racing: bool = True  # stop measuring a network that cannot reach the best any more
+    racing_error: float = 0.05  # probability that racing changes which networks are the best
+    racing_top: int = 10  # the best that racing protects
+    eval_images: int | None = None  # of the held-out images, for accuracy; None: all
+    train_epochs: int = 1  # of every network, for score=trained
+
+
+@dataclass
+class LimitsConfig:
+    """What networks may cost, each [low, high], where null leaves a side open; None: no limit."""
+
+    params: Any = None  # parameters, as [5e6,7e6] or [5M,7M]
+    macs: Any = None  # multiply-accumulates for one image, as [null,1.4G]
+    latency: Any = None  # ms for a batch on this device, as [null,30]
+    activations: Any = None  # bytes that a training step keeps for one image, as [null,200M]
+    latency_batch: int = 1  # images of the batch that latency is measured with
+    latency_threads: int | None = None  # of the processor; None: as many as there are
+    latency_repeats: int = 20  # of which the median counts

@@ -1,0 +1,215 @@
+"""From settings (`search.*`, `limits.*`) and a supernet to a search that is ready to run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_tas.activations import activation_total
+from lightning_tas.callbacks.exact_job import ExactJob
+from lightning_tas.callbacks.search_job import OnGeneration, SearchJob
+from lightning_tas.errors import UserError
+from lightning_tas.latency import LatencyTable
+from lightning_tas.launch.compare import digest
+from lightning_tas.launch.files import read_json, write_json
+from lightning_tas.launch.provenance import state_hash
+from lightning_tas.limits import Limits, Region
+from lightning_tas.population import Population
+from lightning_tas.proxies.many import components
+from lightning_tas.proxies.registry import chosen
+from lightning_tas.proxies.shards import share_of
+from lightning_tas.search.config import LimitsConfig, SearchConfig
+from lightning_tas.search.scorers import ACCURACY, TRAINED, AccuracyScorer, ProxyScorer, Scorer, Scorers
+from lightning_tas.search.strategy import Objective, build_strategy
+
+EXACT = "exact"
+LATENCY = "latency.json"
+_LIMITED = ("params", "macs", "latency", "activations")
+Job = SearchJob | ExactJob
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a search uses besides the supernet and its settings.
+
+    seed: of everything drawn. folder: where results go; None: nowhere. loader: the whole of the held-out images, for
+    accuracy. batch: (images, labels) of so many training images, for ``images="data"``. trained: judges networks by
+    training them. device, amp_dtype: where and how accuracy is measured.
+    """
+
+    seed: int = 0
+    folder: Path | None = None
+    loader: Callable[[], Any] | None = None
+    batch: Callable[[int], tuple[Tensor, Tensor]] | None = None
+    trained: Scorer | None = None
+    device: torch.device | str | None = None
+    amp_dtype: torch.dtype | None = None
+    on_generation: OnGeneration | None = None
+    progress: bool = False
+
+
+def read_limits(given: LimitsConfig) -> Limits:
+    """The limits of a recipe."""
+    return Limits.read({key: getattr(given, key) for key in _LIMITED if getattr(given, key) is not None})
+
+
+def build_region(net: Any, given: LimitsConfig, folder: Path | None = None, measure: bool = True) -> Region:
+    """The networks of a supernet's space within limits.
+
+    Without `measure` (planning, on the meta device) latency is left out, because it has to be measured.
+    """
+    limits = read_limits(given)
+    quantities: dict[str, Any] = {}
+    if "activations" in limits.bounds:
+        quantities["activations"] = activation_total(net)
+    if "latency" in limits.bounds:
+        if not measure:
+            limits = Limits({key: pair for key, pair in limits.bounds.items() if key != "latency"})
+        else:
+            quantities["latency"] = share_of(None).first(lambda: latency_table(net, given, folder)).total(net.space)
+    return Region(net.space, limits, net, quantities)
+
+
+def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> LatencyTable:
+    """The latencies of blocks on this device: measured once for a run, and kept in its folder."""
+    kept = None if folder is None else folder / LATENCY
+    if kept is not None and kept.exists():
+        return LatencyTable.from_dict(read_json(kept, key="limits.latency"))
+    table = LatencyTable.build(
+        net, batch_size=given.latency_batch, repeats=given.latency_repeats, threads=given.latency_threads
+    )
+    if kept is not None:
+        write_json(kept, table.to_dict())
+    return table
+
+
+def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surroundings) -> Job:
+    """The search that `search` describes on the supernet `net`.
+
+    Raises:
+        UserError: unknown strategies, settings, scores; limits that nothing meets; accuracy without held-out images.
+    """
+    region = build_region(net, limits, around.folder)
+    region.check()
+    weights = state_hash(net.state_dict())
+    settings = {
+        "strategy": search.strategy,
+        "options": dict(search.options or {}),
+        "score": search.score,
+        "mode": search.mode,
+        "proxy_options": _plain(search.proxy_options),
+        "init": search.init,
+        "images": search.images,
+        "batch_size": search.batch_size,
+        "seed": around.seed,
+        "limits": region.limits.to_dict(),
+        "ranges": {name: list(pair) for name, pair in region.ranges().items()},
+        "space": {"name": net.space.name, "id": net.space.id, "size": net.space.size()},
+        "racing": {"error": search.racing_error, "top": search.racing_top} if search.racing else None,
+        "eval_images": search.eval_images,
+        "weights_sha256": weights,
+    }
+    common: dict[str, Any] = {
+        "score": search.score,
+        "top": search.top,
+        "folder": around.folder,
+        "settings": settings,
+        "progress": around.progress,
+    }
+    proxies = _proxy_scorer(net, search, around)
+    if search.strategy == EXACT:
+        options = {**_options(search), "seed": around.seed}
+        return ExactJob(net, region, search.proxy_options or {}, search.batch_size, options, **common)
+    scorer = Scorers(proxies, _special(net, search, around))
+    try:
+        objective = Objective.of(search.score)
+        strategy = build_strategy(str(search.strategy), region, objective, around.seed, **_options(search))
+    except UserError as error:
+        raise as_setting(error) from None
+    return SearchJob(
+        strategy,
+        scorer,
+        key=digest({**json.loads(json.dumps(settings, default=str)), "top": None}),
+        on_generation=around.on_generation,
+        piece=1 if search.score == TRAINED else None,
+        **common,
+    )
+
+
+def as_setting(error: UserError) -> UserError:
+    """Strategies name their own settings: say where a recipe has them."""
+    text = str(error)
+    if text.startswith(("search", "limits")):
+        return error
+    if text.startswith("strategy"):
+        return UserError(f"search.{text}")
+    return UserError(f"search.options: {text}")
+
+
+def _options(search: SearchConfig) -> dict[str, Any]:
+    given = {} if search.options is None else search.options
+    if not isinstance(given, Mapping):
+        raise UserError(f"search.options: {given!r} is not valid; valid: a mapping, as {{population: 50}}")
+    return {str(key): value for key, value in given.items()}
+
+
+def _plain(options: Any) -> Any:
+    return {} if options is None else {name: dict(own) for name, own in options.items()}
+
+
+def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> ProxyScorer:
+    images = labels = None
+    if search.images == "data":
+        if around.batch is None:
+            raise UserError("search.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
+        images, labels = around.batch(search.batch_size)
+    names = [name for name in _judges(search) if name not in (ACCURACY, TRAINED)]
+    options: dict[str, Any] = {}
+    if names:
+        _, options = components(chosen(names), search.proxy_options or {})
+    init = None if search.init == "inherited" else search.init
+    return ProxyScorer(
+        net,
+        mode=search.mode,
+        seed=around.seed,
+        images=images,
+        labels=labels,
+        batch_size=search.batch_size,
+        init=init,
+        options=options,
+        device=around.device,
+    )
+
+
+def _judges(search: SearchConfig) -> Sequence[str]:
+    """All that networks may be judged by: the objective, ETAS's filter, NSGA-II's further objectives."""
+    more = _options(search)
+    named = [search.score, more.get("filter"), *(more.get("objectives") or ())]
+    return [str(name) for name in dict.fromkeys(named) if name is not None]
+
+
+def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, Scorer]:
+    special: dict[str, Scorer] = {}
+    if ACCURACY in _judges(search):
+        if around.loader is None:
+            raise UserError("search.score: 'accuracy' needs held-out images; valid here: proxies")
+        population = Population(
+            net, around.loader(), around.device, around.amp_dtype, max_images=search.eval_images, progress=False
+        )
+        special[ACCURACY] = AccuracyScorer(
+            population, search.racing, search.racing_top, search.racing_error, around.seed
+        )
+    if around.trained is not None:
+        special[TRAINED] = around.trained
+    return special
+
+
+def describe(search: SearchConfig, limits: LimitsConfig) -> dict[str, Any]:
+    """The settings as plain values, for a checkpoint."""
+    return {"search": asdict(search), "limits": asdict(limits)}

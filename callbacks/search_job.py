@@ -1,0 +1,169 @@
+"""One search from beginning to end: ask, score, tell; keep the state after every generation; write what was found.
+
+The same job runs as a phase of its own, inside `Trainer.fit` (`searches`) and behind `python -m lightning_tas.search`.
+On several processes each runs the strategy, which is a function of counters, and the scorer shares the networks out;
+only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_tas.callbacks import search_record as record
+from lightning_tas.callbacks.search_record import Found
+from lightning_tas.proxies.shards import share_of
+from lightning_tas.search.scorers import Scorer
+from lightning_tas.search.strategy import Entry, Strategy
+
+OnGeneration = Callable[[Mapping[str, Any]], None]
+EVERY = 60.0
+"""Seconds between lines about progress where no bar can be drawn."""
+
+
+@dataclass
+class SearchJob:
+    """A search that is ready to run.
+
+    strategy, scorer: what proposes, what judges. score: the objective's name, for tables and pictures. top: how many
+    networks it hands on. folder: where state and results are written; None keeps all in memory. key: what decides the
+    result (weights, settings, seed, limits), so that a state is continued by no other search. settings: what
+    `search.json` says about the search. on_generation: called with the row of every generation, on rank 0.
+    limit: generations to run now; None: all. piece: networks scored between two savings of the state; None: a
+    generation's.
+    """
+
+    strategy: Strategy
+    scorer: Scorer
+    score: str
+    top: int = 1
+    folder: Path | None = None
+    key: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    on_generation: OnGeneration | None = None
+    progress: bool = False
+    limit: int | None = None
+    piece: int | None = None
+
+    def run(self) -> Found:
+        """Search, going on from a kept state, and write the results. Collective."""
+        self._restore()
+        done = self.strategy.generation
+        bar = _Progress(self.strategy, self.progress and self._main)
+        try:
+            while not self.strategy.done and (self.limit is None or self.strategy.generation - done < self.limit):
+                self._generation(bar)
+        finally:
+            bar.close()
+        found = self.found()
+        if self.folder is not None and self._main:
+            record.write(self.folder, self.strategy, found, self.settings, self.score)
+        return found
+
+    @property
+    def _main(self) -> bool:
+        return share_of(None).rank == 0
+
+    def found(self) -> Found:
+        """What the search has found by now."""
+        strategy = self.strategy
+        networks = strategy.top(self.top)
+        return Found(networks, list(strategy.stats), strategy.evaluations, strategy.stopped, front_of(strategy.history))
+
+    def _generation(self, bar: _Progress) -> None:
+        """Ask and tell until the strategy has finished a generation; ETAS asks twice for each."""
+        before = len(self.strategy.stats)
+        while not self.strategy.done and len(self.strategy.stats) == before:
+            archs = self.strategy.ask(self.piece)
+            if not archs:
+                break
+            self.strategy.tell(self.scorer(archs, self.strategy.needs))
+            bar.told(len(archs))
+            if self.piece is not None:
+                self._save()
+        self._save()
+        if self.on_generation is not None and self._main:
+            for row in self.strategy.stats[before:]:
+                self.on_generation(row)
+
+    def _save(self) -> None:
+        if self.folder is not None and self._main:
+            record.save_state(self.folder, self.key, self.state_dict())
+
+    def _restore(self) -> None:
+        if self.folder is None or self.strategy.evaluations:
+            return  # what a checkpoint has brought goes before
+        folder = self.folder
+        state = share_of(None).first(lambda: record.load_state(folder, self.key))
+        if state is not None:
+            self.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Strategy and scorer as primitives and tensors."""
+        own = getattr(self.scorer, "state_dict", None)
+        return {"strategy": self.strategy.state_dict(), "scorer": own() if own is not None else {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.strategy.load_state_dict(state["strategy"])
+        if state.get("scorer") and hasattr(self.scorer, "load_state_dict"):
+            self.scorer.load_state_dict(state["scorer"])
+
+
+def front_of(history: Any) -> list[Entry]:
+    """The networks that no other one beats in score at as few parameters, by ascending parameters."""
+    entries = [e for e in history if np.isfinite(e.value) and not e.dropped]
+    entries.sort(key=lambda e: (e.params, -e.value))
+    front: list[Entry] = []
+    for entry in entries:
+        if not front or entry.value > front[-1].value:
+            front.append(entry)
+    return front
+
+
+class _Progress:
+    """A bar over evaluations, or a line a minute where none can be drawn."""
+
+    def __init__(self, strategy: Strategy, shown: bool) -> None:
+        self._strategy, self._shown = strategy, shown
+        self._bar: Any = None
+        self._began = self._said = time.monotonic()
+        if shown and sys.stderr.isatty():
+            from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+            done = strategy.evaluations
+            self._bar = tqdm(total=strategy.budget, initial=done, desc="search", unit="net", leave=False)
+
+    def told(self, number: int) -> None:
+        """`number` more networks are scored."""
+        if self._bar is not None:
+            self._bar.update(number)
+            self._bar.set_postfix(self._facts())
+            return
+        now = time.monotonic()
+        if self._shown and now - self._said >= EVERY:
+            self._said = now
+            facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
+            minutes = (now - self._began) / 60
+            sys.stderr.write(f"search: {self._strategy.evaluations} networks after {minutes:.0f} min, {facts}\n")
+            sys.stderr.flush()
+
+    def _facts(self) -> dict[str, str]:
+        facts: dict[str, str] = {}
+        best = self._strategy.best
+        if best is not None:
+            facts["best"] = f"{best.value:.6g}"
+        if self._strategy.stats:
+            last = self._strategy.stats[-1]
+            facts |= {"accepted": f"{100 * last['acceptance']:.0f}%", "unique": f"{100 * last['unique']:.0f}%"}
+        return facts
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

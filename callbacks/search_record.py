@@ -1,0 +1,160 @@
+"""What a search leaves behind: `search.csv`, `search.json`, `search.png`, rows on W&B, and a state that resumes it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_tas.analysis.plots import save_figure
+from lightning_tas.analysis.plots_search import search_figure
+from lightning_tas.analysis.tables import text_table
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError
+from lightning_tas.launch.files import read_json, write_atomically, write_json, write_text, writing
+from lightning_tas.search.strategy import Entry, Strategy
+
+STATE, TABLE, RECORD, PICTURE = "search-state.pt", "search.csv", "search.json", "search.png"
+BEST = "best"
+"""The label of the network that a search hands on; further ones are best-2, best-3, ..."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one search found: its best networks, what it took, and why it ended."""
+
+    networks: list[Entry]
+    generations: list[dict[str, Any]]
+    evaluations: int
+    stopped: str
+    front: list[Entry]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "networks": [entry_dict(label, entry) for label, entry in zip(labels(self.networks), self.networks)],
+            "evaluations": self.evaluations,
+            "stopped": self.stopped,
+            "generations": self.generations,
+            "front": [entry_dict(entry.arch.id, entry) for entry in self.front],
+        }
+
+
+def labels(networks: Sequence[Any]) -> list[str]:
+    """best, best-2, best-3, ..."""
+    return [BEST if i == 0 else f"{BEST}-{i + 1}" for i in range(len(networks))]
+
+
+def entry_dict(label: str, entry: Entry) -> dict[str, Any]:
+    """One network as JSON."""
+    scores = {name: {"value": _number(score.value), **_numbers(score.extras)} for name, score in entry.scores.items()}
+    return {
+        "label": label,
+        "id": entry.arch.id,
+        "arch": entry.arch.to_dict(),
+        "score": _number(entry.value),
+        "scores": scores,
+        "params": int(entry.params),
+        "macs": int(entry.macs),
+        "generation": entry.generation,
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity."""
+    return float(value) if abs(value) < float("inf") else None
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {key: _number(value) for key, value in values.items()}
+
+
+def read_found(path: Path) -> dict[str, Architecture]:
+    """Label to architecture of a `search.json`."""
+    record = read_json(path, key="search")
+    try:
+        return {entry["label"]: Architecture.from_dict(entry["arch"]) for entry in record["networks"]}
+    except (KeyError, TypeError):
+        raise UserError(f"search: {str(path)!r} is not a search.json of this version") from None
+
+
+def generations_table(rows: Sequence[Mapping[str, Any]], shown: int = 12) -> str:
+    """The course of a search as text: at most `shown` generations, first and last among them."""
+    picked = rows
+    if len(rows) > shown:
+        step = (len(rows) - 1) / (shown - 1)
+        picked = [rows[round(i * step)] for i in range(shown)]
+    cells = [
+        [
+            row["generation"],
+            f"{row['evaluations']:,}",
+            f"{row['best']:.6g}",
+            f"{row['mean']:.6g}",
+            f"{100 * row['acceptance']:.0f}",
+            f"{100 * row['unique']:.0f}",
+        ]
+        for row in picked
+    ]
+    return text_table(["generation", "evaluations", "best", "mean", "accepted [%]", "unique [%]"], cells)
+
+
+def networks_table(found: Found, score: str) -> str:
+    """The best networks as text."""
+    rows = [
+        [label, f"{e.params / 1e6:.3f}", f"{e.macs / 1e9:.4f}", f"{e.value:.6g}", e.generation, e.arch.id]
+        for label, e in zip(labels(found.networks), found.networks)
+    ]
+    return text_table(["network", "params [M]", "MACs [G]", score, "generation", "id"], rows)
+
+
+def csv_text(strategy: Strategy) -> str:
+    """Every network that was scored, in order, with its costs and scores."""
+    entries = list(strategy.history)
+    names = sorted({(name, key) for entry in entries for name, score in entry.scores.items() for key in score.extras})
+    plain = sorted({name for entry in entries for name in entry.scores})
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(
+        ["index", "generation", "id", "params", "macs", "objective", *plain, *(f"{name}.{key}" for name, key in names)]
+    )
+    for entry in entries:
+        own = [entry.scores[name].value if name in entry.scores else "" for name in plain]
+        more = [entry.scores[name].extras.get(key, "") if name in entry.scores else "" for name, key in names]
+        costs = [int(entry.params), int(entry.macs)]
+        writer.writerow([entry.index, entry.generation, entry.arch.id, *costs, entry.value, *own, *more])
+    return buffer.getvalue()
+
+
+def save_state(folder: Path, key: str, state: Mapping[str, Any]) -> None:
+    """Keep the state of a search that is under way; `key` says of which."""
+    path = folder / STATE
+    with writing(path):
+        write_atomically(path, lambda temporary: torch.save({"key": key, **state}, temporary))
+
+
+def load_state(folder: Path, key: str) -> dict[str, Any] | None:
+    """The state of this very search, if it was under way."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, weights_only=True)
+    except Exception:  # a damaged file of any kind: the search is a function of its settings and begins anew
+        return None
+    return dict(state) if isinstance(state, dict) and state.get("key") == key else None
+
+
+def write(folder: Path, strategy: Strategy | None, found: Found, settings: Mapping[str, Any], score: str) -> Path:
+    """Write table, record and picture; returns the picture's path."""
+    if strategy is not None:
+        write_text(folder / TABLE, csv_text(strategy))
+    write_json(folder / RECORD, {**settings, **found.to_dict()})
+    history = list(strategy.history) if strategy is not None else found.networks
+    picture = folder / PICTURE
+    save_figure(search_figure(found.generations, history, found.networks, found.front, score), picture)
+    return picture

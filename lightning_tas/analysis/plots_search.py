@@ -1,0 +1,43 @@
+"""The picture of a search: how its best score rose, and what it found at which size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from lightning_tas.search.strategy import Entry
+
+
+def search_figure(
+    generations: Sequence[Mapping[str, Any]],
+    history: Sequence[Entry],
+    best: Sequence[Entry],
+    front: Sequence[Entry],
+    score: str,
+) -> Figure:
+    """Best and mean score over evaluations beside all networks, score over parameters [M], with the Pareto front."""
+    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
+    course, scatter = figure.subplots(1, 2)
+    if generations:
+        at = [row["evaluations"] for row in generations]
+        course.plot(at, [row["best"] for row in generations], drawstyle="steps-post", label="best so far")
+        course.plot(at, [row["mean"] for row in generations], alpha=0.6, label="mean of the generation")
+        course.legend()
+    course.set(xlabel="evaluations", ylabel=score, title="Course of the search")
+    shown = [entry for entry in history if np.isfinite(entry.value)]
+    if shown:
+        scatter.scatter([e.params / 1e6 for e in shown], [e.value for e in shown], s=6, alpha=0.35, label="scored")
+    if front:
+        ordered = sorted(front, key=lambda entry: entry.params)
+        scatter.plot([e.params / 1e6 for e in ordered], [e.value for e in ordered], "-", lw=1, label="Pareto front")
+    if best:
+        scatter.scatter([e.params / 1e6 for e in best], [e.value for e in best], marker="*", s=120, label="handed on")
+    scatter.set(xlabel="parameters [M]", ylabel=score, title="Networks")
+    scatter.legend()
+    for axes in (course, scatter):
+        axes.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,27 @@
+"""`python -m lightning_tas.search`: the search of a recipe alone, training-free or on a trained supernet.
+
+    recipe=t_razor_tiny                       proxies on a fresh supernet, no data needed
+    recipe=autoformer_tiny ckpt=RUN           any search on the supernet of a run
+    ckpt=RUN search.strategy=evolution        the same with the recipe of that run
+
+It is `fit` with the one phase `search`: the same run folder, resuming, processes and loggers.
+"""
+
+from __future__ import annotations
+
+from lightning_tas.commands import fit
+from lightning_tas.commands.config import Config
+from lightning_tas.errors import UserError
+
+
+def run(config: Config) -> None:
+    """Run the phase `search`, or print its plan."""
+    if config.search.strategy is None:
+        from lightning_tas.commands.validate import strategies
+
+        raise UserError(
+            f"search.strategy: recipe {config.recipe!r} names none; give search.strategy=NAME; "
+            f"valid: {', '.join(strategies())}"
+        )
+    config.phases = ["search"]
+    fit.run(config)
