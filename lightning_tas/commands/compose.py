@@ -35,7 +35,7 @@ VERBATIM_OR_MAPPING = ("arch", "space")
 # What config=RUN/config.yaml does not repeat: which run it was, and how it was started.
 NOT_REPEATED = ("config", "run", "resume", "plan")
 _CHOICES = ("recipe", "config")
-RESUMABLE = ("fit", "score")
+RESUMABLE = ("fit", "search", "score")
 # One of these beside its config.yaml makes a folder that of a run.
 _RECORDS = ("study.json", "bench.json")
 
@@ -143,6 +143,11 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
         raise UserError(
             f"recipe: nothing to do; name one with recipe=NAME; valid: {', '.join(recipes.packaged())}. "
             "New here? python -m lightning_tas.fit recipe=quickstart"
+        )
+    if command == "search" and given.get("ckpt") is None:
+        raise UserError(
+            f"recipe: nothing to search; name one with recipe=NAME; valid: {', '.join(recipes.packaged())}; "
+            "or ckpt=RUN, a trained supernet"
         )
     if given.get("ckpt") is None and command == "score":
         raise UserError(

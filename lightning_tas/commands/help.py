@@ -34,6 +34,17 @@ ABOUT = {
             "ckpt=supernet-tiny.pth source=autoformer arch=autoformer_t data.name=imagenet data.root=/data/imagenet",
         ),
     ),
+    "search": (
+        "Search a space: training-free by proxies, or by accuracy on a trained supernet.",
+        "recipe=NAME | ckpt=RUN [key=value ...]",
+        (
+            "recipe=t_razor_tiny                        # DSS++ and block-wise evolution, no data, no training",
+            "recipe=t_razor_tiny search.strategy=exact search.score=snip   # the optimum of the whole space",
+            "recipe=autoformer_tiny ckpt=runs/autoformer_tiny/NAME limits.params=[5M,7M]   # on a trained supernet",
+            "ckpt=runs/autoformer_fashion_mnist/NAME search.strategy=random search.options={networks:1000}",
+            "recipe=t_razor_tiny run=a resume=auto      # go on where it stopped",
+        ),
+    ),
     "score": (
         "Score networks with zero-cost proxies, and correlate the scores with real accuracies.",
         "recipe=NAME bench=FILE | ckpt=RUN [key=value ...]",
@@ -52,7 +63,7 @@ ABOUT = {
     ),
 }
 
-FIRST = {"score": "bench"}
+FIRST = {"score": "bench", "search": "search"}
 """The group of keys that a command is about."""
 
 

@@ -1,4 +1,4 @@
-"""The phases of a study: select, supernet, measure, retrain. Each is one `Trainer.fit` or a plain function.
+"""The phases of a study: select, supernet, search, measure, retrain. Each is one `Trainer.fit` or a plain function.
 
 A phase takes the `Context` of the run and returns its outputs: JSON values that `study.json` keeps for later phases,
 paths relative to the run folder.
@@ -23,7 +23,7 @@ from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.preferred_selection import PreferredSelection, as_setting, make_selection
 from lightning_tas.callbacks.proxy_scoring import ProxyScoring
-from lightning_tas.commands import build
+from lightning_tas.commands import build, searching
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import facts
@@ -117,6 +117,8 @@ def supernet(context: Context) -> Outputs:
         selection = read_selection(context.folder.selection)
     if config.scoring.proxies:
         callbacks.append(ProxyScoring(**asdict(config.scoring), seed=config.seed, folder=context.folder.path))
+    if searching.inside_fit(config):
+        callbacks.append(searching.callback(context))
     module = build.supernet_module(config, context.data, selection)
     trainer = _fit(context, "supernet", module, callbacks)
     return _checkpoint_outputs(context, "supernet", trainer)
@@ -154,6 +156,7 @@ def measure(context: Context) -> Outputs:
 PHASES: dict[str, Callable[[Context], Outputs]] = {
     "select": select,
     "supernet": supernet,
+    "search": searching.search,
     "measure": measure,
     "retrain": retrain,
 }
@@ -166,6 +169,7 @@ def check(config: Config) -> None:
             raise unknown("phases", name, PHASES)
     check_loggers(config)
     check_settings(config.checkpoint)
+    searching.check(config)
     if config.scoring.proxies and "supernet" not in config.phases:
         rank_zero_warn(f"scoring is ignored: it goes with the phase 'supernet', and phases is {config.phases}")
     places = [list(PHASES).index(name) for name in config.phases]
@@ -180,12 +184,13 @@ def check(config: Config) -> None:
         )
     if "measure" in config.phases and "supernet" not in config.phases and config.ckpt is None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
-    if "retrain" in config.phases and config.arch is None and "measure" not in config.phases:
+    if "retrain" in config.phases and config.arch is None and not {"measure", "search"} & set(config.phases):
         raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
 
 
 def check_selection(config: Config, data: TASDataModule) -> None:
-    """Refuse bins that the space cannot fill, before anything is written or computed."""
+    """Refuse bins that the space cannot fill, and limits that nothing meets, before anything is written or computed."""
+    searching.check_limits(config, data)
     if "select" in config.phases:
         with torch.device("meta"):
             net = make_supernet(build.space(config), **build.network_options(config, data))
@@ -292,12 +297,16 @@ def _supernet_checkpoint(context: Context, outputs: Mapping[str, Any]) -> Path:
 def _measured_architectures(
     context: Context, loaded: Any
 ) -> tuple[dict[str, Architecture], dict[str, tuple[float | None, float | None]]]:
-    """Label to architecture, and label to (score, bin): every candidate, else smallest, middle, largest."""
+    """Label to architecture, and label to (score, bin): what a search found, then every candidate, else smallest,
+    middle, largest.
+    """
+    found = searching.winners(context)
     if context.folder.selection.exists():
         selection = read_selection(context.folder.selection)
         named = dict(zip(selection.labels, selection.candidates, strict=True))
-        return {k: c.arch for k, c in named.items()}, {k: (c.score, c.bin) for k, c in named.items()}
-    return dict(loaded.report), {}
+        scores = {k: (c.score, c.bin) for k, c in named.items()}
+        return {**found, **{k: c.arch for k, c in named.items()}}, scores
+    return {**found, **dict(loaded.report)}, {}
 
 
 def _measure(context: Context, net: torch.nn.Module, archs: Mapping[str, Architecture | None]) -> dict[str, Accuracy]:
@@ -336,7 +345,7 @@ def _report(
         recipe=config.recipe,
         seed=config.seed,
         data={"name": config.data.name, "split": "test", "num_classes": context.data.num_classes},
-        limits={"low": config.select.low, "high": config.select.high, "unit": config.select.unit},
+        limits=_limits(config, context),
         steps=outputs.get("steps"),
         epochs=outputs.get("epochs"),
         checkpoint=outputs.get("checkpoint"),
@@ -358,6 +367,13 @@ def _report(
     save_figure(figure, picture)
     context.loggers.log_result(record, picture)
     say(result_table(networks))
+
+
+def _limits(config: Config, context: Context) -> dict[str, Any]:
+    """The limits of what chose the networks."""
+    if config.search.strategy is not None:
+        return searching.found_limits(context)
+    return {"low": config.select.low, "high": config.select.high, "unit": config.select.unit}
 
 
 def result_table(networks: list[Specialised]) -> str:

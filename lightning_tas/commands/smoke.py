@@ -56,10 +56,34 @@ def overrides(tree: Any) -> dict[str, Any]:
         "select.micro_batch": 2,
         "scoring.networks": min(int(tree.scoring.networks), 4),
         "scoring.batch_size": min(int(tree.scoring.batch_size), 4),
+        **_search(tree),
         "bench.networks": 6,
         "bench.inits": 2,
         "bench.batch_size": 4,
         "bench.zen_repeat": 1,
         "bench.paper": False,
         "bench.bootstrap": 100,
+    }
+
+
+def _search(tree: Any) -> dict[str, Any]:
+    """A search of a few networks, whatever the strategy: its own settings where it has them, in small."""
+    if tree.search.strategy is None:
+        return {}
+    small: dict[str, Any] = {
+        "random": {"networks": 6},
+        "evolution": {"population": 4, "top": 2, "generations": 1, "crossover": 2, "mutation": 2},
+        "s3_evolution": {"population": 4, "top": 2, "generations": 2, "crossover": 2, "mutation": 2},
+        "blockwise": {"population": 4, "generations": 2, "crossover": 2, "mutation": 2},
+        "etas": {"initial": 6, "parents": 2, "pool": 4, "chosen": 1, "iterations": 2},
+        "nsga2": {"population": 4, "generations": 2},
+    }
+    options = {**dict(tree.search.options or {}), **small.get(str(tree.search.strategy), {})}
+    return {
+        "search.options": options,
+        "search.batch_size": min(int(tree.search.batch_size), 4),
+        "search.eval_images": None,
+        "search.racing_top": 2,
+        # Sizes in a recipe are those of its own images and classes.
+        **{f"limits.{key}": None for key in ("params", "macs", "latency", "activations")},
     }

@@ -10,7 +10,7 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.schema import all_keys
 from lightning_tas.errors import UserError, unknown
 
-PHASES = ("select", "supernet", "measure", "retrain")
+PHASES = ("select", "supernet", "search", "measure", "retrain")
 LOGGERS = ("csv", "tensorboard", "wandb")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true", "32", "16", "bf16", "64")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
@@ -32,6 +32,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "select.norm": ("paper", "l1l1", "none"),
     "select.classes": ("sums", "counts"),
     "bench.images": ("gaussian", "data"),
+    "search.when": ("fit_start", "every_n_epochs", "fit_end"),
+    "search.mode": ("exact", "inherited"),
+    "search.images": ("gaussian", "data"),
 }
 # Key to the least value; None is always allowed where the type allows it.
 _AT_LEAST: dict[str, float] = {
@@ -64,6 +67,15 @@ _AT_LEAST: dict[str, float] = {
     "bench.zen_repeat": 1,
     "bench.eval_batches": 1,
     "bench.bootstrap": 0,
+    "search.every_n_epochs": 1,
+    "search.top": 1,
+    "search.batch_size": 1,
+    "search.racing_top": 1,
+    "search.eval_images": 1,
+    "search.train_epochs": 1,
+    "limits.latency_batch": 1,
+    "limits.latency_threads": 1,
+    "limits.latency_repeats": 1,
 }
 _PROBABILITIES = ("model.drop_rate", "model.attn_drop_rate", "model.drop_path_rate")
 
@@ -101,6 +113,7 @@ def validate(config: Config) -> None:
         )
     _select(config)
     _scoring(config)
+    _search(config)
     for key in ("ckpt", "train.from_checkpoint"):
         value = get(config, key)
         if value is not None and not Path(value).exists():
@@ -217,3 +230,29 @@ def _scoring(config: Config) -> None:
             "scoring.proxies: accuracies are measured on the validation data, of which trainer.limit_val_batches: 0 "
             "leaves nothing; valid: 1 batch or more, or scoring.proxies=[]"
         )
+
+
+def strategies() -> list[str]:
+    """What `search.strategy` may be."""
+    from lightning_tas.search.strategy import strategies as registered
+
+    return [*registered(), "exact"]
+
+
+def _search(config: Config) -> None:
+    search = config.search
+    if not 0 < search.racing_error < 1:
+        raise UserError(f"search.racing_error: {search.racing_error!r} is not valid; valid: above 0, below 1")
+    given = {key: getattr(config.limits, key) for key in ("params", "macs", "latency", "activations")}
+    given = {key: value for key, value in given.items() if value is not None}
+    if given:
+        from lightning_tas.limits import Limits
+
+        Limits.read(given)
+    if search.strategy is None:
+        return
+    from lightning_tas.callbacks.search_check import check_search
+
+    if search.strategy not in strategies():
+        raise unknown("search.strategy", search.strategy, strategies())
+    check_search(search)

@@ -130,6 +130,16 @@ class RunLoggers:
         if self.wandb is not None:
             self.wandb.log_scores(rows, pictures, files)
 
+    def log_generation(self, row: Mapping[str, Any]) -> None:
+        """Show one generation of a search."""
+        if self.wandb is not None:
+            self.wandb.log_generation(row)
+
+    def log_search(self, found: Mapping[str, Any], files: Sequence[Path], picture: Path | None) -> None:
+        """Show what a search found (the content of `search.json`), its picture, and keep `files`."""
+        if self.wandb is not None:
+            self.wandb.log_search(found, files, picture)
+
     def close(self, status: int = 0) -> None:
         """End the W&B run with the exit status of the job; a later job with the same run folder continues it."""
         if self.wandb is not None:

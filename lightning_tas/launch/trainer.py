@@ -72,7 +72,7 @@ def accelerator(settings: TrainerConfig) -> str:
     return settings.accelerator
 
 
-def _settings(settings: TrainerConfig) -> dict[str, Any]:
+def settings_of(settings: TrainerConfig) -> dict[str, Any]:
     """`trainer.*` as Lightning's arguments, but for the strategy."""
     given: dict[str, Any] = asdict(settings)
     given["devices"], given["num_nodes"] = environment.fill_in(settings)
@@ -98,10 +98,10 @@ def check_trainer(settings: TrainerConfig, train: TrainConfig) -> None:
             "others for ever; start with torchrun or srun"
         )
     try:
-        with warnings.catch_warnings(), _quiet():
+        with warnings.catch_warnings(), quiet():
             warnings.simplefilter("ignore")
             Trainer(
-                **_settings(settings),
+                **settings_of(settings),
                 strategy="auto",
                 logger=False,
                 enable_checkpointing=False,
@@ -113,7 +113,7 @@ def check_trainer(settings: TrainerConfig, train: TrainConfig) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Nothing below a warning is logged: Lightning announces its devices whenever a Trainer is made."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
@@ -148,7 +148,7 @@ def build_trainer(
         warnings.filterwarnings("ignore", message=message)
     made = loggers.for_phase(phase, index, restored_step)
     return Trainer(
-        **_settings(settings),
+        **settings_of(settings),
         strategy=strategy,
         plugins=plugins,
         logger=made,
@@ -173,9 +173,9 @@ def start_processes(settings: TrainerConfig) -> None:
     """
     if environment.launched() or group.size() > 1 or world_size(settings) == 1:
         return
-    with warnings.catch_warnings(), _quiet():
+    with warnings.catch_warnings(), quiet():
         trainer = Trainer(
-            **_settings(settings),
+            **settings_of(settings),
             strategy="ddp",
             logger=False,
             enable_checkpointing=False,

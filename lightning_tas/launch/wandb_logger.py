@@ -268,6 +268,38 @@ class WandbRun:
                     self._run.summary[f"result/{entry['label']}/{key}"] = value
             self._keep("result", [path, picture])
 
+    def log_generation(self, row: Mapping[str, Any]) -> None:
+        """One generation of a search on the axis `search/step`, which counts generations."""
+        numbers = {f"search/{key}": value for key, value in row.items() if value is not None}
+        self.log({**numbers, "search/step": row["generation"], "phase": "search"})
+
+    def log_search(self, found: Mapping[str, Any], files: Sequence[Path], picture: Path | None) -> None:
+        """What a search found: tables, the Pareto front as a scatter, the best network in the summary, an artifact."""
+        if self._over:
+            return
+        with self._guarded():
+            import wandb
+
+            networks, generations = found["networks"], found["generations"]
+            shown: dict[str, Any] = {"search/networks": _table(networks), "search/evaluations": found["evaluations"]}
+            if generations:
+                columns: list[str | int] = list(generations[0])
+                shown["search/generations"] = wandb.Table(
+                    columns=columns, data=[[row.get(name) for name in columns] for row in generations]
+                )
+            if found["front"]:
+                shown["search/front"] = wandb.plot.scatter(_table(found["front"]), "params", "score", "Pareto front")
+            if picture is not None and picture.exists():
+                shown["search/picture"] = wandb.Image(str(picture))
+            step = generations[-1]["generation"] if generations else 0
+            self.log({**shown, "search/step": step, "phase": "search"})
+            if networks:
+                best = networks[0]
+                for key in ("id", "score", "params", "macs"):
+                    self._run.summary[f"search/best/{key}"] = best[key]
+                self._run.summary["search/best/arch"] = json.dumps(best["arch"])
+            self._keep("search", [*files, picture])
+
     def log_scores(
         self, rows: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path], files: Sequence[Path]
     ) -> None:
@@ -307,6 +339,17 @@ def _end_service() -> None:
     with contextlib.suppress(Exception):
         wandb.teardown(exit_code=0)
     os.environ.pop("WANDB_SERVICE", None)  # the parent's: a run that was killed there is never given up
+
+
+def _table(entries: Sequence[Mapping[str, Any]]) -> Any:
+    """Networks of a search as a W&B table."""
+    import wandb
+
+    rows = [
+        [*(entry[key] for key in ("label", "score", "params", "macs")), *_layout(Architecture.from_dict(entry["arch"]))]
+        for entry in entries
+    ]
+    return wandb.Table(columns=["network", "score", "params", "macs", *_LAYOUT], data=rows)
 
 
 def _layout(arch: Architecture) -> list[Any]:

@@ -1,0 +1,175 @@
+"""The phase `search`, and the search callback of the phase `supernet`, from `search.*` and `limits.*`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks import search_record
+from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region
+from lightning_tas.callbacks.search_record import Found, generations_table, networks_table
+from lightning_tas.commands import build, trained, validate
+from lightning_tas.commands.config import Config
+from lightning_tas.commands.console import say
+from lightning_tas.data import TASDataModule
+from lightning_tas.errors import UserError
+from lightning_tas.launch import group, provenance
+from lightning_tas.launch.results import Specialised, write_result
+from lightning_tas.launch.trainer import start_processes
+from lightning_tas.search.scorers import ACCURACY, TRAINED
+from lightning_tas.supernets import supernet as make_supernet
+from lightning_tas.training.checkpoint import load_supernet
+
+if TYPE_CHECKING:
+    from lightning_tas.commands.phases import Context
+
+_AMP = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def inside_fit(config: Config) -> bool:
+    """Whether the search runs as a callback of the phase `supernet`."""
+    return config.search.strategy is not None and "supernet" in config.phases and "search" not in config.phases
+
+
+def check(config: Config) -> None:
+    """Refuse a search that cannot work, before anything is read or written."""
+    asked, phases = config.search.strategy is not None, config.phases
+    if "search" in phases and not asked:
+        valid = ", ".join(validate.strategies())
+        raise UserError(f"search.strategy: the phase 'search' needs one; give search.strategy=NAME; valid: {valid}")
+    if not asked:
+        if any(getattr(config.limits, key) is not None for key in ("params", "macs", "latency", "activations")):
+            rank_zero_warn("limits are ignored: they are of a search, and search.strategy names none")
+        return
+    if "search" not in phases and "supernet" not in phases:
+        rank_zero_warn(f"search is ignored: it goes with the phases 'search' or 'supernet', and phases is {phases}")
+        return
+    judges = {config.search.score, (config.search.options or {}).get("filter")}
+    if ACCURACY in judges and "supernet" not in phases and config.ckpt is None:
+        raise UserError(
+            "search.score: 'accuracy' is of trained weights: give ckpt=RUN, or add the phase 'supernet'; without "
+            "training use a proxy, as search.score=dss_pp"
+        )
+    if TRAINED in judges and inside_fit(config):
+        raise UserError("search.score: 'trained' trains networks of its own: use the phase 'search'")
+    if ACCURACY in judges and config.data.search_val == 0:
+        raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
+
+
+def check_limits(config: Config, data: TASDataModule) -> None:
+    """Refuse limits that no network meets, before anything is written or computed."""
+    if config.search.strategy is None or not {"search", "supernet"} & set(config.phases) or config.ckpt is not None:
+        return
+    with torch.device("meta"):
+        net = make_supernet(build.space(config), **build.network_options(config, data))
+    build_region(net, config.limits, measure=False).check()
+
+
+def search(context: Context) -> dict[str, Any]:
+    """Search among the sub-networks of this run's supernet, of `ckpt`, or of a fresh one (training-free)."""
+    config = context.config
+    start_processes(config.trainer)
+    net = _supernet(context).to(build.device(config))
+    around = replace(surroundings(context), trained=_trained(context))
+    found = build_job(net, config.search, config.limits, around).run()
+    if context.main:
+        show(context, found)
+        if not {"measure", "retrain"} & set(config.phases):
+            _report(context, net, found)
+    return {"search": search_record.RECORD}
+
+
+def surroundings(context: Context) -> Surroundings:
+    """What a search of this run uses."""
+    config, data = context.config, context.data
+    device = build.device(config)
+    amp = _AMP.get(str(config.trainer.precision)) if device.type == "cuda" else None
+
+    def row(stats: Mapping[str, Any]) -> None:
+        context.loggers.log_generation(stats)
+
+    return Surroundings(
+        seed=config.seed,
+        folder=context.folder.path,
+        loader=data.search_loader,
+        batch=data.selection_batch,
+        device=device,
+        amp_dtype=amp,
+        on_generation=row,
+        progress=context.main,
+    )
+
+
+def show(context: Context, found: Found) -> None:
+    """Print what was found, and show it on W&B."""
+    folder = context.folder.path
+    if found.generations:
+        say(generations_table(found.generations))
+    say(f"{found.evaluations:,} networks scored; {found.stopped}")
+    say(networks_table(found, context.config.search.score))
+    paths = [folder / name for name in (search_record.RECORD, search_record.TABLE)]
+    context.loggers.log_search(found.to_dict(), paths, folder / search_record.PICTURE)
+
+
+def winners(context: Context) -> dict[str, Architecture]:
+    """Label to architecture of what this run's search found; empty where there was none."""
+    path = context.folder.path / search_record.RECORD
+    return search_record.read_found(path) if path.exists() else {}
+
+
+def _supernet(context: Context) -> Any:
+    config = context.config
+    outputs = context.study.outputs("supernet")
+    if "checkpoint" in outputs:
+        return load_supernet(context.folder.path / outputs["checkpoint"]).net
+    if config.ckpt is None:
+        return build.supernet(config, context.data)
+    source = trained.load(config)
+    if source.alone:
+        raise UserError(f"ckpt: {str(source.checkpoint)!r} is one network alone; a search needs a supernet")
+    return trained.fit_to_data(source, context.data)
+
+
+def _trained(context: Context) -> Any:
+    from lightning_tas.commands.train_scorer import TrainedScorer
+
+    return TrainedScorer(context.config, context.data)
+
+
+def _report(context: Context, net: Any, found: Found) -> None:
+    """`result.json` of a run that ends with its search: nothing is measured on the test set."""
+    config, folder = context.config, context.folder
+    names = search_record.labels(found.networks)
+    networks = [
+        Specialised(label, e.arch, int(e.params), int(e.macs), {}, e.value)
+        for label, e in zip(names, found.networks, strict=True)
+    ]
+    record = write_result(
+        folder.result,
+        networks,
+        recipe=config.recipe,
+        seed=config.seed,
+        score=config.search.score,
+        limits=found_limits(context),
+        checkpoint=config.ckpt,
+        checkpoint_sha256=provenance.state_hash(net.state_dict()),
+        versions=provenance.versions(),
+        git=provenance.git_revision(),
+        command=provenance.command(),
+        run=folder.path.name,
+        host=provenance.host(),
+        timing={},
+    )
+    context.loggers.log_result(record, None)
+
+
+def found_limits(context: Context) -> dict[str, Any]:
+    """The limits in force, as `result.json` keeps them."""
+    from lightning_tas.callbacks.search_build import read_limits
+
+    return read_limits(context.config.limits).to_dict()
