@@ -1,6 +1,6 @@
 """Lightning callbacks that connect proxies and search strategies to training; installed as `lightning_tas.callbacks`.
 
-from lightning_tas.callbacks import PreferredSelection, ProxyScoring
+from lightning_tas.callbacks import EvolutionSearch, PreferredSelection, ProxyScoring
 """
 
 from __future__ import annotations
@@ -8,8 +8,25 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOME = {"PreferredSelection": "preferred_selection", "ProxyScoring": "proxy_scoring"}
-__all__ = ["PreferredSelection", "ProxyScoring"]
+_SEARCHES = (
+    "AnySearch", "BlockwiseEvolution", "EtasSearch", "EvolutionSearch", "ExactSearch", "RandomSearch", "SearchCallback",
+)  # fmt: skip
+_HOME = {
+    "PreferredSelection": "preferred_selection",
+    "ProxyScoring": "proxy_scoring",
+    **dict.fromkeys(_SEARCHES, "searches"),
+}
+__all__ = [
+    "AnySearch",
+    "BlockwiseEvolution",
+    "EtasSearch",
+    "EvolutionSearch",
+    "ExactSearch",
+    "PreferredSelection",
+    "ProxyScoring",
+    "RandomSearch",
+    "SearchCallback",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -128,7 +128,7 @@ class ProxyScoring(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Score when it is due; comes before the checkpoint of the epoch, which holds the result."""
         done = trainer.current_epoch + 1
-        if done % self.every_n_epochs == 0 or _ends(trainer):
+        if done % self.every_n_epochs == 0 or ends(trainer):
             self._score(trainer, pl_module, done)
 
     # --- what -------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class ProxyScoring(Callback):
                 self.record.archs,
                 _validation_data(trainer),
                 amp_dtype=_AUTOCAST.get(str(trainer.precision)),
-                progress=_shows_bars(trainer),
+                progress=shows_bars(trainer),
                 max_batches=self._eval_batches(trainer),
             )
         initial = trainer.global_step == 0
@@ -184,7 +184,7 @@ class ProxyScoring(Callback):
             batch_size=self.batch_size,
             init=INHERITED,
             options={name: given for name, given in self.options.items() if name in _parts(names)},
-            progress=_shows_bars(trainer),
+            progress=shows_bars(trainer),
         )
         return {name: (scores.value(name).tolist(), scores.reason(name)) for name in names}
 
@@ -288,13 +288,13 @@ def _validation_data(trainer: Trainer) -> Iterable[Any]:
     return loader  # type: ignore[no-any-return]
 
 
-def _ends(trainer: Trainer) -> bool:
+def ends(trainer: Trainer) -> bool:
     """Whether the epoch that ends is the last one."""
     if trainer.should_stop or (trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps):
         return True
     return trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
 
 
-def _shows_bars(trainer: Trainer) -> bool:
+def shows_bars(trainer: Trainer) -> bool:
     bar = trainer.progress_bar_callback
     return trainer.is_global_zero and bar is not None and bool(getattr(bar, "is_enabled", True))

@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_tas.commands import recipes, schema, score_keys, smoke
+from lightning_tas.commands import recipes, schema, score_keys, search_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError
@@ -190,16 +190,26 @@ def _compose(base: recipes.Recipe, settings: Sequence[Setting]) -> DictConfig:
     names = recipes.register(base)
     store.store(name="config", node={"defaults": ["schema", {recipes.GROUP: names}, "_self_"]})
     free = [setting for setting in settings if setting.key.partition(".")[0] in VERBATIM_OR_MAPPING]
+    own = [setting for setting in settings if search_keys.is_option(setting.key)]
+    found = search_keys.belongings((part.values for part in base.lineage()), {s.key: s.value for s in settings})
     try:
         with initialize(config_path=None, version_base="1.3"):
-            composed = compose("config", [setting.text for setting in settings if setting not in free])
+            composed = compose("config", [setting.text for setting in settings if setting not in free + own])
         tree = OmegaConf.merge(OmegaConf.structured(Config), composed)
         assert isinstance(tree, DictConfig)
         # Hydra would merge `space={...}` into the recipe's and refuse what that one lacks: here it is the whole space.
         for setting in sorted(free, key=lambda setting: setting.key.count(".")):
             _set_free(tree, setting)
+        OmegaConf.update(tree, search_keys.OPTIONS, found.options or None, merge=False)
+        for name in search_keys.LIMITED:
+            OmegaConf.update(tree, f"limits.{name}", found.limits.get(name), merge=False)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(schema.first_line(error)) from None
+    if found.dropped and environment.rank() == 0:
+        warnings.warn(
+            f"limits of the recipe are dropped: they are of the space {found.space!r}; give limits.params=[LOW,HIGH]",
+            stacklevel=2,
+        )
     return tree
 
 

@@ -94,6 +94,8 @@ def register(recipe: Recipe) -> list[str]:
         names.append(f"{i:02d}_{part.name}")
         later = {key for other in parts[i + 1 :] for key in WHOLE if key in other.values}
         node = {key: value for key, value in part.values.items() if key not in later}
+        if isinstance(node.get("search"), dict):  # they go with the strategy: see `search_keys`
+            node["search"] = {key: value for key, value in node["search"].items() if key != "options"}
         ConfigStore.instance().store(group=GROUP, name=names[-1], node=node, package="_global_")
     return names
 

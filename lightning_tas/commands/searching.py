@@ -13,6 +13,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks import search_record
 from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region
 from lightning_tas.callbacks.search_record import Found, generations_table, networks_table
+from lightning_tas.callbacks.searches import SearchCallback
 from lightning_tas.commands import build, trained, validate
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
@@ -84,6 +85,14 @@ def search(context: Context) -> dict[str, Any]:
     return {"search": search_record.RECORD}
 
 
+def callback(context: Context) -> SearchCallback:
+    """The search inside supernet training."""
+    config = context.config
+    made = SearchCallback.of(config.search, config.limits, seed=config.seed, folder=context.folder.path)
+    made.on_found = lambda found: show(context, found, log=False)
+    return made
+
+
 def surroundings(context: Context) -> Surroundings:
     """What a search of this run uses."""
     config, data = context.config, context.data
@@ -105,13 +114,15 @@ def surroundings(context: Context) -> Surroundings:
     )
 
 
-def show(context: Context, found: Found) -> None:
-    """Print what was found, and show it on W&B."""
+def show(context: Context, found: Found, log: bool = True) -> None:
+    """Print what was found, and (`log`) show it on W&B."""
     folder = context.folder.path
     if found.generations:
         say(generations_table(found.generations))
     say(f"{found.evaluations:,} networks scored; {found.stopped}")
     say(networks_table(found, context.config.search.score))
+    if not log:
+        return
     paths = [folder / name for name in (search_record.RECORD, search_record.TABLE)]
     context.loggers.log_search(found.to_dict(), paths, folder / search_record.PICTURE)
 

@@ -1,0 +1,262 @@
+"""Search inside `Trainer.fit`: strategies as callbacks, judged by proxies or by accuracy with inherited weights.
+
+    Trainer(callbacks=[EvolutionSearch(limits={"params": [5e6, 7e6]})]).fit(SupernetModule(...), datamodule=data)
+
+Training is the same, bit for bit, as without: a search works on a private copy of the supernet, draws from generators of
+the seed, and logs to the loggers directly. Its results are in the checkpoint; the state of one that is under way is kept
+in the folder after every generation, so a killed run goes on inside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lightning_tas.callbacks import search_record
+from lightning_tas.callbacks.proxy_scoring import ends, private_twin, shows_bars
+from lightning_tas.callbacks.search_build import Job, Surroundings, build_job, build_region
+from lightning_tas.callbacks.search_check import check_search
+from lightning_tas.callbacks.search_record import Found
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.evaluator import preserved_rng
+from lightning_tas.launch.throughput import Throughput
+from lightning_tas.search.config import LimitsConfig, SearchConfig
+from lightning_tas.training.ema import WeightAverage
+
+WHEN = ("fit_start", "every_n_epochs", "fit_end")
+_AMP = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+class SearchCallback(Callback):
+    """A search at the moment `when` of supernet training; the classes below name the strategy.
+
+    Args:
+        score: what is maximised: "accuracy" (top-1 with inherited weights on held-out images) or a proxy's name.
+        limits: ``{"params": [5e6, 7e6], "macs": [None, 1.4e9], "latency": ..., "activations": ...}``.
+        when: "fit_start" (before the first step), "every_n_epochs" (after every so many, and after the last), or
+            "fit_end" (after the last epoch, before its checkpoint, which then holds the result).
+        every_n_epochs: for ``when="every_n_epochs"``. Each time is a whole search of its own, because scores of older
+            weights do not compare with new ones; candidates differ from time to time.
+        top: how many networks are handed on.
+        seed: None: the module's.
+        folder: where `search.csv`, `search.json`, `search.png` and the state are written; None: the folder of the
+            trainer's first logger, else its `default_root_dir`.
+        loader: gives the whole of the held-out images on every process; None: the data module's `search_loader`.
+        settings: those of `SearchConfig` (mode, proxy_options, batch_size, init, racing, racing_error, eval_images, ...)
+            and of the strategy (population, generations, ...).
+
+    Averaged weights are searched where there are some (`train.ema`): they are what is measured and exported. Processes
+    share the networks, and all get the same results. Logs ``search/*`` and ``system/search_seconds``.
+    """
+
+    strategy: ClassVar[str]
+
+    def __init__(
+        self,
+        score: str = "accuracy",
+        limits: Mapping[str, Any] | None = None,
+        when: str = "fit_end",
+        every_n_epochs: int = 1,
+        top: int = 1,
+        seed: int | None = None,
+        folder: Path | str | None = None,
+        loader: Callable[[], Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        if when not in WHEN:
+            raise unknown("when", when, WHEN)
+        known = asdict(SearchConfig())
+        own = {key: settings.pop(key) for key in list(settings) if key in known and key != "strategy"}
+        options = {**(own.pop("options", None) or {}), **settings}
+        self.search = SearchConfig(
+            strategy=self.strategy, score=score, when=when, every_n_epochs=every_n_epochs, top=top, options=options, **own
+        )
+        check_search(self.search)
+        prices = asdict(LimitsConfig())
+        for key in limits or {}:
+            if key not in prices:
+                raise unknown("limits", key, prices)
+        self.limits = LimitsConfig(**dict(limits or {}))
+        self.seed, self.folder, self.loader = seed, Path(folder) if folder is not None else None, loader
+        self.visits: list[dict[str, Any]] = []
+        self.on_found: Callable[[Found], None] | None = None
+        self._restored: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, search: SearchConfig, limits: LimitsConfig, **more: Any) -> SearchCallback:
+        """The callback of a recipe's settings."""
+        own = asdict(search)
+        name = own.pop("strategy")
+        if name in CALLBACKS:
+            return CALLBACKS[name](limits=asdict(limits), **own, **more)
+        return AnySearch(name, limits=asdict(limits), **own, **more)
+
+    # --- when -------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a module that trains no supernet, and limits that none of its networks meets."""
+        if stage != "fit":
+            return
+        net: Any = getattr(pl_module, "net", None)
+        if not (hasattr(net, "subnet") and hasattr(net, "space")):
+            raise UserError(f"search: {type(pl_module).__name__} trains no supernet; valid: SupernetModule")
+        build_region(net, self.limits, measure=False).check()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare a restored record with the settings; search, where it is the time."""
+        if self._restored is not None:
+            self._adopt(self._restored, trainer.global_step)
+        if self.search.when == "fit_start" and not self.visits:
+            if trainer.global_step:
+                rank_zero_warn("search: the checkpoint holds no search of the initial weights; these are trained")
+            self._search(trainer, pl_module, trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Search when it is due; comes before the checkpoint of the epoch, which holds the result."""
+        done, last = trainer.current_epoch + 1, ends(trainer)
+        due = self.search.when == "every_n_epochs" and (done % self.search.every_n_epochs == 0 or last)
+        if due or (self.search.when == "fit_end" and last):
+            self._search(trainer, pl_module, done)
+
+    # --- what -------------------------------------------------------------------------------------------------------
+
+    def _search(self, trainer: Trainer, module: LightningModule, epoch: int) -> None:
+        if any(visit["epoch"] == epoch for visit in self.visits):
+            return
+        began = time.perf_counter()
+        with preserved_rng(), torch.inference_mode(False):
+            found = self._job(trainer, module).run()
+        self.visits.append({"epoch": epoch, "step": trainer.global_step, **found.to_dict()})
+        if trainer.is_global_zero:
+            self._log(trainer, found, epoch, time.perf_counter() - began)
+            if self.on_found is not None:
+                self.on_found(found)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Throughput):
+                callback.leave_out(time.perf_counter() - began)
+
+    def _job(self, trainer: Trainer, module: LightningModule) -> Job:
+        """The search of the weights of now."""
+        twin = private_twin(module.net, module.device)  # type: ignore[arg-type]
+        average(trainer, twin)
+        data: Any = getattr(trainer, "datamodule", None)
+        loader = self.loader or getattr(data, "search_loader", None)
+        around = Surroundings(
+            seed=self.seed if self.seed is not None else int(module.seed),  # type: ignore[arg-type]
+            folder=self._into(trainer),
+            loader=loader,
+            batch=getattr(data, "selection_batch", None),
+            device=module.device,
+            amp_dtype=_AMP.get(str(trainer.precision)) if module.device.type == "cuda" else None,
+            on_generation=lambda row: self._log_generation(trainer, row),
+            progress=shows_bars(trainer),
+        )
+        return build_job(twin, self.search, self.limits, around)
+
+    def _into(self, trainer: Trainer) -> Path:
+        return self.folder or Path(trainer.log_dir or trainer.default_root_dir)
+
+    def _log_generation(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
+        for logger in trainer.loggers:
+            if hasattr(logger, "log_generation"):  # ours for W&B, whose axis counts generations
+                logger.log_generation(row)
+
+    def _log(self, trainer: Trainer, found: Found, epoch: int, seconds: float) -> None:
+        at, shown = max(trainer.global_step - 1, 0), max(epoch - 1, 0)
+        row: dict[str, Any] = {}
+        if found.networks:
+            best = found.networks[0]
+            row = {"search/best": best.value, "search/best_params": best.params, "search/best_macs": best.macs}
+        for logger in trainer.loggers:
+            logger.log_metrics({**row, "epoch": shown}, at)
+            logger.log_metrics({"system/search_seconds": seconds, "epoch": shown}, at)
+            if hasattr(logger, "log_search"):
+                into = self._into(trainer)
+                files = [into / search_record.RECORD, into / search_record.TABLE]
+                logger.log_search(found.to_dict(), files, into / search_record.PICTURE)
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found so far, as primitives."""
+        return {"settings": self._settings(), "visits": self.visits}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the record of a checkpoint until training starts."""
+        self._restored = dict(state_dict)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"search": {**asdict(self.search), "options": dict(self.search.options or {})}, "limits": asdict(self.limits)}
+
+    def _adopt(self, state: Mapping[str, Any], step: int) -> None:
+        if state.get("settings") != self._settings():
+            raise UserError("resume: the checkpoint's search has other settings; give the same, or train anew")
+        self.visits = [dict(visit) for visit in state["visits"] if visit["step"] <= step]
+        self._restored = None
+
+
+def average(trainer: Trainer, twin: torch.nn.Module) -> None:
+    """Give a private copy the averaged weights, where training keeps some."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAverage) and callback.average is not None:
+            state = {
+                name.removeprefix("net."): value for name, value in callback.average.items() if name.startswith("net.")
+            }
+            twin.load_state_dict({key: value.to(dtype=twin.state_dict()[key].dtype) for key, value in state.items()})
+
+
+class EvolutionSearch(SearchCallback):
+    """AutoFormer's evolution (Chen et al. 2021), see `search.evolution`."""
+
+    strategy = "evolution"
+
+
+class BlockwiseEvolution(SearchCallback):
+    """T-Razor's evolution guided by the scores of single blocks (DSS++ by default), see `search.blockwise`."""
+
+    strategy = "blockwise"
+
+    def __init__(self, score: str = "dss_pp", **settings: Any) -> None:
+        super().__init__(score=score, **settings)
+
+
+class EtasSearch(SearchCallback):
+    """ETAS: a pool of mutants, filtered by a proxy, of which few are measured; see `search.etas`."""
+
+    strategy = "etas"
+
+
+class RandomSearch(SearchCallback):
+    """Random networks within limits; the baseline of every other strategy."""
+
+    strategy = "random"
+
+
+class ExactSearch(SearchCallback):
+    """The true optimum of the whole space, for proxies that are sums over blocks; see `search.exact`."""
+
+    strategy = "exact"
+
+    def __init__(self, score: str = "snip", mode: str = "inherited", **settings: Any) -> None:
+        super().__init__(score=score, mode=mode, **settings)
+
+
+class AnySearch(SearchCallback):
+    """A strategy by name, also a registered one of one's own: ``AnySearch("nsga2", ...)``."""
+
+    def __init__(self, strategy: str | None = None, **settings: Any) -> None:
+        if strategy is not None:
+            self.strategy = strategy  # type: ignore[misc]  # of this one alone
+        super().__init__(**settings)
+
+
+CALLBACKS: dict[str, type[SearchCallback]] = {
+    kind.strategy: kind for kind in (EvolutionSearch, BlockwiseEvolution, EtasSearch, RandomSearch, ExactSearch)
+}
