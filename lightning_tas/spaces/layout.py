@@ -44,6 +44,8 @@ class Layout:
         self.skeleton = [c for c, column in enumerate(columns) if column.block is None]
         self._index = {(column.name, column.stage): c for c, column in enumerate(columns) if column.block is None}
         self._block_cache: dict[tuple[int, tuple[int, ...]], list[Table]] = {}
+        #: Filled by `moves.block_choices`.
+        self.block_choices: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
 
     def slots(self, stage: int) -> slice:
         """The columns of all block slots of a stage; reshape (slots, block dimensions)."""

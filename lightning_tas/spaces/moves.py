@@ -36,6 +36,15 @@ def combinations(tables: list[Table]) -> list[tuple[int, ...]]:
     return found
 
 
+def block_choices(layout: Layout, codes: np.ndarray, stage: int) -> np.ndarray:
+    """All blocks (R, block dimensions) that `stage` allows under the network's and its own choices in `codes` (C,)."""
+    context = tuple(codes[layout.context[stage]].tolist())
+    if (stage, context) not in layout.block_choices:
+        found = combinations(layout.block_tables(stage, context))
+        layout.block_choices[stage, context] = np.array(found, dtype=np.int16).reshape(len(found), len(layout.block))
+    return layout.block_choices[stage, context]
+
+
 def _contexts(layout: Layout, codes: np.ndarray, stage: int) -> Iterator[tuple[np.ndarray, list[Table]]]:
     """Groups of rows of `codes` (row numbers) that share a context in `stage`, with the block tables they share."""
     columns = layout.context[stage]
@@ -127,14 +136,18 @@ def stratified(layout: Layout, seed: int, n: int, key: Key, pool: int = 32) -> n
     values = np.asarray(key(codes), dtype=np.float64)
     if values.shape != (len(codes),) or not np.isfinite(values).all():
         raise UserError(f"stratify: expected {len(codes)} finite numbers, got an array of shape {values.shape}")
-    if not n:
-        return codes
+    return codes[spread(values, n)] if n else codes
+
+
+def spread(values: np.ndarray, n: int) -> np.ndarray:
+    """Which `n` > 0 of finite `values` (N,) spread over their range, by the intervals of `stratified`: indices (n,)."""
     width = max((values.max() - values.min()) / n, np.finfo(np.float64).tiny)
     stratum = np.minimum(((values - values.min()) / width).astype(np.int64), n - 1)
     order = np.argsort(stratum, kind="stable")
     first = np.searchsorted(stratum[order], stratum[order])
-    turn = np.arange(len(codes)) - first  # the how-manieth of its interval each row is
-    return codes[order[np.lexsort((stratum[order], turn))[:n]]]
+    turn = np.arange(len(values)) - first  # the how-manieth of its interval each row is
+    chosen: np.ndarray = order[np.lexsort((stratum[order], turn))[:n]]
+    return chosen
 
 
 def _pick(uniform: np.ndarray, count: int) -> np.ndarray:
@@ -203,20 +216,50 @@ def mutate(
 def _mutant(
     layout: Layout, parent: np.ndarray, rates: Mapping[str, float], unit: str, rng: np.random.Generator
 ) -> np.ndarray:
+    chance = np.array([rates[d.name] for d in layout.block])
+    genes = len(chance) if unit == "gene" else 1
+
+    def keep(columns: list[int]) -> np.ndarray:
+        return rng.random(len(columns)) >= [rates[layout.columns[c].name] for c in columns]
+
+    return _redrawn(layout, parent, keep, lambda stage, depth: rng.random((depth, genes)) >= chance, rng)
+
+
+def redraw(layout: Layout, parent: np.ndarray, columns: np.ndarray, seed: int) -> np.ndarray:
+    """`parent` (C,) with the choices in `columns` (C,) bool redrawn; it may come out as it was.
+
+    A deeper stage gets random blocks at its end, a shallower one is cut. What predicates forbid after that is moved to
+    the nearest allowed choices.
+    """
+
+    def keep_blocks(stage: int, depth: int) -> np.ndarray:
+        return ~columns[layout.slots(stage)].reshape(layout.max_depth[stage], len(layout.block))[:depth]
+
+    rng = numpy_generator(seed, "space.redraw")
+    return _redrawn(layout, parent, lambda skeleton: ~columns[skeleton], keep_blocks, rng)
+
+
+def _redrawn(
+    layout: Layout,
+    parent: np.ndarray,
+    keep_of: Callable[[list[int]], np.ndarray],
+    keep_blocks: Callable[[int, int], np.ndarray],
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """`parent` with what is not kept redrawn: `keep_of` skeleton columns, `keep_blocks` (depth, choices) of a stage."""
     child = parent.copy()
     for table in layout.tables:
         columns = list(table.variables)
-        keep = rng.random(len(columns)) >= [rates[layout.columns[c].name] for c in columns]
+        keep = keep_of(columns)
         child[columns] = _agreeing(table.rows, parent[None, columns][None], keep[None], rng)[0]
-    chance = np.array([rates[d.name] for d in layout.block])
     for s in range(layout.stages):
         old, new = (int(_depths(layout, codes[None], s)[0]) for codes in (parent, child))
         slots = child[layout.slots(s)].reshape(layout.max_depth[s], len(layout.block))
-        keep = rng.random((new, len(chance) if unit == "gene" else 1)) >= chance
-        keep[old:] = False
+        kept = keep_blocks(s, new)
+        kept[old:] = False
         for table in layout.block_tables(s, tuple(child[layout.context[s]].tolist())):
             js = list(table.variables)
-            slots[:new, js] = _agreeing(table.rows, slots[:new, None, js], keep[:, js], rng)
+            slots[:new, js] = _agreeing(table.rows, slots[:new, None, js], kept[:, js], rng)
         slots[new:] = -1
         child[layout.slots(s)] = slots.reshape(-1)
     return child

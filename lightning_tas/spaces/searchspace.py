@@ -253,6 +253,22 @@ class SearchSpace:
         pair = self.encode([a, b])
         return self.decode(moves.crossover(self._layout, pair[0], pair[1], seed, **options))[0]
 
+    def mutate_codes(self, codes: np.ndarray, seed: int, **options: Any) -> np.ndarray:
+        """Like `mutate`, from a member's codes (C,) to codes; they are not checked."""
+        return moves.mutate(self._layout, codes, seed, **options)
+
+    def crossover_codes(self, a: np.ndarray, b: np.ndarray, seed: int, **options: Any) -> np.ndarray:
+        """Like `crossover`, from two members' codes (C,) to codes; they are not checked."""
+        return moves.crossover(self._layout, a, b, seed, **options)
+
+    def redraw_codes(self, codes: np.ndarray, columns: np.ndarray, seed: int) -> np.ndarray:
+        """A member's codes (C,) with the choices in some `columns` (C,) bool drawn anew, see `moves.redraw`."""
+        return moves.redraw(self._layout, codes, columns, seed)
+
+    def block_choices(self, codes: np.ndarray, stage: int) -> np.ndarray:
+        """All blocks (R, block dimensions) that a stage of the member `codes` (C,) allows in any of its slots."""
+        return moves.block_choices(self._layout, codes, stage)
+
     # --- as data ------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""Evolution by generations, and AutoFormer's: mutants and children of the best networks of all history.
+
+After SPOS (Guo et al. 2020) and AutoFormer (Chen et al. 2021). The released code never merges its last generation into
+the list of the best and lets parents of unlike depth make invalid children; neither happens here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated
+
+from lightning_tas.errors import UserError
+from lightning_tas.proxies.registry import least
+from lightning_tas.search.history import Codes
+from lightning_tas.search.settings import NoSettings, Probability
+from lightning_tas.search.strategy import Draft, Strategy, register_strategy
+
+
+@dataclass(frozen=True)
+class GenerationSettings(NoSettings):
+    """population: networks of a generation. generations: how many follow the first, random one. top: parents.
+
+    mutations, crossovers: how many of a generation come from each; the rest is random. tries: proposals per place
+    before it is filled at random. *_prob: the probability that a choice is redrawn, of depth, of the other choices
+    outside blocks (width), of a block's.
+    """
+
+    population: Annotated[int, least(1)] = 50
+    generations: Annotated[int, least(0)] = 20
+    top: Annotated[int, least(1)] = 10
+    mutations: Annotated[int, least(0)] = 25
+    crossovers: Annotated[int, least(0)] = 25
+    tries: Annotated[int, least(1)] = 10
+    depth_prob: Probability = 0.4
+    embed_prob: Probability = 0.4
+    block_prob: Probability = 0.2
+
+    def __post_init__(self) -> None:
+        if self.mutations + self.crossovers > self.population:
+            raise UserError(
+                f"mutations + crossovers: {self.mutations} + {self.crossovers} is more than population, "
+                f"{self.population}"
+            )
+
+
+class Generational(Strategy):
+    """A random generation, then generations of mutants, children and, where these do not fill it, random networks."""
+
+    Settings = GenerationSettings
+    settings: GenerationSettings
+
+    @property
+    def budget(self) -> int:
+        return self.settings.population * (1 + self.settings.generations)
+
+    def _propose(self) -> Draft:
+        s, draft = self.settings, self._draft()
+        if self.generation and self._begin():
+            draft.fill(s.mutations, self._mutant, s.tries)
+            draft.fill(s.crossovers, self._child, s.tries)
+        self._add_random(draft, s.population - len(draft))
+        return draft
+
+    @abstractmethod
+    def _begin(self) -> bool:
+        """Choose the parents of a generation; False when there are none (nothing valid was told)."""
+
+    @abstractmethod
+    def _mutant(self, slot: int, attempt: int) -> Codes | None:
+        """A mutant to try in a slot."""
+
+    @abstractmethod
+    def _child(self, slot: int, attempt: int) -> Codes | None:
+        """A child of two parents to try in a slot."""
+
+    def _mutate(self, parent: Codes, seed: int, unit: str) -> Codes:
+        s = self.settings
+        return self.space.mutate_codes(
+            parent,
+            seed,
+            network_prob=s.embed_prob,
+            stage_prob=s.embed_prob,
+            block_prob=s.block_prob,
+            probs={"depth": s.depth_prob},
+            unit=unit,
+        )
+
+
+@dataclass(frozen=True)
+class EvolutionSettings(GenerationSettings):
+    """As `GenerationSettings`; equal_depth: only parents of the same depth cross."""
+
+    equal_depth: bool = True
+
+
+@register_strategy("evolution")
+class Evolution(Generational):
+    """AutoFormer's evolution: each generation from the ten best networks of all before, kept over all history.
+
+    A mutant redraws depth and width with probability .4 each and each block's heads and MLP ratio with .2 each. A child
+    takes every choice from one of two parents of the same depth; a parent without such a partner is mutated instead.
+    """
+
+    Settings = EvolutionSettings
+    settings: EvolutionSettings
+
+    def _begin(self) -> bool:
+        chosen = self.history.top(self.settings.top)
+        self._parents = [self.history.rows[i] for i in chosen]
+        depths = [c for c, column in enumerate(self.space.columns) if column.name == "depth"]
+        self._depths = [tuple(row[depths].tolist()) for row in self._parents]
+        return bool(chosen)
+
+    def _mutant(self, slot: int, attempt: int) -> Codes | None:
+        parent = self._parents[int(self.rng("mutant", slot, attempt).integers(len(self._parents)))]
+        return self._mutate(parent, self.derived("mutant", slot, attempt), "gene")
+
+    def _child(self, slot: int, attempt: int) -> Codes | None:
+        rng = self.rng("child", slot, attempt)
+        first = int(rng.integers(len(self._parents)))
+        partners = [
+            i
+            for i in range(len(self._parents))
+            if i != first and (not self.settings.equal_depth or self._depths[i] == self._depths[first])
+        ]
+        seed = self.derived("child", slot, attempt)
+        if not partners:
+            return self._mutate(self._parents[first], seed, "gene")
+        second = partners[int(rng.integers(len(partners)))]
+        child: Codes = self.space.crossover_codes(self._parents[first], self._parents[second], seed)
+        return child

@@ -1,0 +1,104 @@
+"""What a search maximises: any proxy, or the accuracy of a sub-network, as numbers for the networks told so far.
+
+A rank-combined proxy (DSS++, NTSR, TE-NAS) has no value of its own: it ranks a network among all others, so its values
+change with each network told. `Values` keeps what ranking needs and ranks once per question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.proxies.archive import Archive
+from lightning_tas.proxies.registry import proxies, proxy
+from lightning_tas.proxies.score import INVALID, Score
+
+FloatArray = npt.NDArray[np.float64]
+Scores = Mapping[str, Score]
+
+ACCURACY = "accuracy"
+"""The objective that is no proxy: top-1 in percent on the search's validation set."""
+
+
+def dropped(score: Score) -> bool:
+    """Whether racing gave this network up before it had seen all images, so that its accuracy is a rough one."""
+    return bool(score.extras.get("dropped"))
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A named quantity to maximise. `needs` are the scores that a network must be told with; `ranked`: see the module."""
+
+    name: str
+    needs: tuple[str, ...]
+    ranked: bool = False
+
+    @classmethod
+    def of(cls, name: str | Objective) -> Objective:
+        """The objective called "accuracy" or like a proxy ("MODULE:NAME" too); `UserError` for anything else."""
+        if isinstance(name, Objective):
+            return name
+        if name == ACCURACY:
+            return cls(ACCURACY, (ACCURACY,))
+        if not isinstance(name, str) or (":" not in name and name not in proxies()):
+            raise unknown("objective", name, [ACCURACY, *proxies()])
+        one = proxy(name)
+        return cls(one.name, one.combines or (one.name,), one.combine is not None)
+
+    def values(self, rows: Sequence[Scores]) -> FloatArray:
+        """Values (N,) of networks from their scores; `INVALID`, minus infinity, where there is none.
+
+        A network that racing dropped has none either: it was seen to be no winner, and how good it is is not known.
+        """
+        table = self.table()
+        for row in rows:
+            table.add(row)
+        return table.values
+
+    def table(self) -> Values:
+        """A table of values to which networks are added one by one."""
+        return Values(self)
+
+
+class Values:
+    """Values of an objective for a growing list of networks."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        self._plain: list[float] = []
+        self._archive = Archive(objective.name) if objective.ranked else None
+
+    def __len__(self) -> int:
+        return len(self._plain if self._archive is None else self._archive)
+
+    def add(self, scores: Scores) -> None:
+        """Add a network; `UserError` where a score is missing."""
+        lacking = [name for name in self.objective.needs if name not in scores]
+        if lacking:
+            raise UserError(
+                f"objective {self.objective.name}: no score of {', '.join(lacking)} was told; got {sorted(scores)}"
+            )
+        out = any(dropped(scores[name]) for name in self.objective.needs)
+        if self._archive is not None:
+            # An invalid network stays out of the ranks of the others.
+            gone = Score.invalid("dropped by racing")
+            self._archive.add({name: gone if out else scores[name] for name in self.objective.needs})
+            return
+        score = scores[self.objective.needs[0]]
+        self._plain.append(score.value if score.valid and not out else INVALID)
+
+    @property
+    def values(self) -> FloatArray:
+        """The value of every network in the order of adding, ranked among all of them where the objective ranks."""
+        return self._archive.values if self._archive is not None else np.asarray(self._plain, dtype=np.float64)
+
+
+def best_first(values: FloatArray, k: int | None = None) -> list[int]:
+    """Indices of the `k` (None: all) greatest values, greatest first, the earlier first among equals; no `INVALID`."""
+    order = np.argsort(-values, kind="stable")
+    order = order[values[order] > INVALID]
+    return [int(i) for i in order[: len(order) if k is None else k]]

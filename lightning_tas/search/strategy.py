@@ -1,0 +1,384 @@
+"""Search strategies as ask/tell objects: they propose networks and are told scores; they train and measure nothing.
+
+A search goes by generations. What a generation proposes is a function of (seed, generation, slot, attempt) and of what
+was told before it, so a search can be interrupted anywhere, and asked or told in pieces. A network is evaluated once:
+duplicates are rejected by key, with every loop of rejections capped, and what is then missing is filled with random
+members. Where there are no more, the search ends and says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from lightning_tas.architecture import Architecture
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.limits import Region
+from lightning_tas.proxies.score import INVALID, Score
+from lightning_tas.randomness import Counter, derive, numpy_generator
+from lightning_tas.search.history import Codes, Entry, History, key
+from lightning_tas.search.objective import Objective, Scores
+from lightning_tas.search.settings import NoSettings, defaults, read_settings
+
+__all__ = [
+    "Draft",
+    "Entry",
+    "History",
+    "Objective",
+    "Strategy",
+    "build_strategy",
+    "register_strategy",
+    "run",
+    "settings_of",
+    "strategies",
+]
+
+ENTRY_POINTS = "lightning_tas.strategies"
+
+# Rounds of plain random draws before the region is asked for what is left: it knows where to look, but counts nothing.
+_ROUNDS = 8
+
+Make = Callable[[int, int], Codes | None]
+
+
+class Draft:
+    """One generation while it is proposed: members within the limits, distinct, none of them seen before."""
+
+    def __init__(self, region: Region, seen: Iterable[bytes]) -> None:
+        self.region = region
+        self.seen = set(seen)
+        self.rows: list[Codes] = []
+        self.proposed = self.distinct = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def offer(self, codes: Codes, most: int | None = None) -> list[bool]:
+        """Accept what may enter of (n, C) codes, in order, up to `most`; which of them did."""
+        member = self.region.space.valid(codes)
+        fits = np.zeros(len(codes), dtype=bool)
+        fits[member] = self.region.allowed(codes[member])
+        taken = []
+        room = len(codes) if most is None else most
+        for row, ok in zip(codes, fits.tolist(), strict=True):
+            if not room:
+                taken.append(False)
+                continue
+            new = key(row) not in self.seen
+            self.proposed += 1
+            self.distinct += new
+            taken.append(ok and new)
+            if ok and new:
+                self.seen.add(key(row))
+                self.rows.append(row.astype(np.int16))
+                room -= 1
+        return taken
+
+    def fill(self, slots: int, make: Make, tries: int) -> None:
+        """Give each slot the first of ``make(slot, attempt)``, attempt < `tries`, that may enter; None is no proposal.
+
+        All open slots try together, so that membership and costs are computed for many networks at once.
+        """
+        open_slots = list(range(slots))
+        for attempt in range(tries):
+            if not open_slots:
+                return
+            made = [(slot, row) for slot in open_slots if (row := make(slot, attempt)) is not None]
+            if made:
+                taken = self.offer(np.stack([row for _, row in made]))
+                filled = {slot for (slot, _), ok in zip(made, taken, strict=True) if ok}
+                open_slots = [slot for slot in open_slots if slot not in filled]
+
+
+class Strategy(ABC):
+    """A search over a `Region`. A subclass says what a generation proposes (`_propose`) and how many it may cost.
+
+    Settings are keyword arguments, by default those of the paper. Objects of the same region, objective, seed and
+    settings that are told the same scores ask for the same networks, whatever else the process does.
+    """
+
+    name: ClassVar[str] = ""
+    Settings: ClassVar[type] = NoSettings
+    settings: Any
+
+    def __init__(self, region: Region, objective: Objective | str, seed: int = 0, **settings: Any) -> None:
+        """`UserError` for an unknown or invalid setting, and where no member of the space is within the limits."""
+        self.region, self.space, self.seed = region, region.space, int(seed)
+        self.objective = Objective.of(objective)
+        self.settings = read_settings(self.name or type(self).__name__, self.Settings, settings)
+        region.check()
+        self.history = History(self.space, self.objective)
+        self.generation = 0
+        self.stats: list[dict[str, Any]] = []
+        self.stopped = ""
+        self._pending: list[Codes] = []
+        self._costs: list[dict[str, float]] = []
+        self._told = 0
+        self._counts = (0, 0, 0)  # proposed, distinct, accepted in the pending generation
+
+    # --- what a strategy adds -----------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def budget(self) -> int:
+        """How many networks the search evaluates unless it ends before."""
+
+    @abstractmethod
+    def _propose(self) -> Draft:
+        """The next networks to ask for; an empty draft says that there are no more. Called once per generation."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The scores that the networks of the next `ask` must be told with."""
+        return self.objective.needs
+
+    def _finished(self) -> str:
+        """Why the search is over before another generation, or ""."""
+        return f"budget: {self.budget} evaluations" if len(self.history) >= self.budget else ""
+
+    def _record(self, row: Codes, scores: Scores, costs: Mapping[str, float]) -> None:
+        """Take in one result."""
+        self.history.add(row, scores, costs, self.generation)
+
+    def _complete(self) -> None:
+        """All pending networks were told."""
+        self._close_generation(*self._counts)
+
+    def _eligible(self) -> Sequence[int] | None:
+        """Which of the history may be `best`; None for all."""
+        return None
+
+    def _extra_state(self) -> dict[str, Any]:
+        """Further state as primitives, beyond history, generation and pending networks."""
+        return {}
+
+    def _load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Read `_extra_state`'s form."""
+
+    # --- tools for it -------------------------------------------------------------------------------------------------
+
+    def rng(self, *counters: Counter) -> np.random.Generator:
+        """The stream of one purpose in this generation."""
+        return numpy_generator(self.seed, "search", self.generation, *counters)
+
+    def derived(self, *counters: Counter) -> int:
+        """The seed of one purpose in this generation."""
+        return derive(self.seed, "search", self.generation, *counters)
+
+    def _draft(self) -> Draft:
+        return Draft(self.region, self.history.seen)
+
+    def _add_random(self, draft: Draft, most: int) -> None:
+        """Fill a draft up with at most so many random members, fewer only where there are no more."""
+        wanted = len(draft) + most
+        for attempt in range(_ROUNDS):
+            if len(draft) >= wanted:
+                return
+            missing = wanted - len(draft)
+            draft.offer(self.space.sample_codes(self.derived("random", attempt), 2 * missing), missing)
+        if len(draft) < wanted:
+            draft.offer(self.region.sample(self.derived("rest"), wanted - len(draft), draft.seen), wanted - len(draft))
+
+    def _close_generation(self, proposed: int, distinct: int, accepted: int) -> None:
+        values = self.history.values[self.history.since(self.generation)]
+        valid = values[values > INVALID]
+        best = self.history.top(1)
+        self.stats.append(
+            {
+                "generation": self.generation,
+                "evaluations": self.evaluations,
+                "best": float(self.history.values[best[0]]) if best else None,
+                "mean": float(valid.mean()) if len(valid) else None,
+                "acceptance": accepted / max(proposed, 1),
+                "unique": distinct / max(proposed, 1),
+            }
+        )
+        self.generation += 1
+
+    # --- the outside --------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Propose the next generation, or stop."""
+        if self._pending or self.stopped:
+            return
+        self.stopped = self._finished()
+        if self.stopped:
+            return
+        draft = self._propose()
+        if not len(draft):
+            self.stopped = f"exhausted: all {len(self.history)} networks within the limits are evaluated"
+            return
+        self._pending, self._told = draft.rows, 0
+        self._counts = (draft.proposed, draft.distinct, len(draft))
+        costs = self.region.quantities(np.stack(draft.rows))
+        self._costs = [dict(zip(costs, map(float, row), strict=True)) for row in zip(*costs.values(), strict=True)]
+
+    @property
+    def done(self) -> bool:
+        """Whether the search is over; `stopped` then says why."""
+        self._prepare()
+        return bool(self.stopped)
+
+    @property
+    def evaluations(self) -> int:
+        """How many networks were evaluated, each once."""
+        return len(self.history)
+
+    def ask(self, n: int | None = None) -> list[Architecture]:
+        """The networks of this generation not told yet, at most `n`; [] when the search is over.
+
+        Asking again without telling repeats the answer.
+        """
+        self._prepare()
+        rows = self._pending[self._told :][: len(self._pending) if n is None else n]
+        return self.space.decode(np.stack(rows)) if rows else []
+
+    def tell(self, results: Sequence[Mapping[str, Score]]) -> None:
+        """The scores of the networks asked for, by name, in their order; fewer than asked for are a part of them.
+
+        Raises:
+            UserError: more results than networks, or a score of `needs` is missing; then nothing was taken in.
+        """
+        self._prepare()
+        left = len(self._pending) - self._told
+        if len(results) > left:
+            raise UserError(f"tell: {len(results)} results for {left} networks asked for")
+        for i, scores in enumerate(results):
+            lacking = [name for name in self.needs if name not in scores]
+            if lacking:
+                raise UserError(f"tell: result {i} lacks the score of {', '.join(lacking)}; it has {sorted(scores)}")
+        for scores in results:
+            self._record(self._pending[self._told], scores, self._costs[self._told])
+            self._told += 1
+        if self._pending and self._told == len(self._pending):
+            self._pending, self._costs = [], []
+            self._complete()
+
+    @property
+    def best(self) -> Entry | None:
+        """The network of the greatest objective, the first of equals; None while there is no valid one."""
+        found = self.top(1)
+        return found[0] if found else None
+
+    def top(self, k: int) -> list[Entry]:
+        """The `k` best networks, best first; never an invalid one or one that racing dropped."""
+        return [self.history.entry(i) for i in self.history.top(k, self._eligible())]
+
+    def _identity(self) -> dict[str, Any]:
+        """What two searches must share for one to continue the other."""
+        settings = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self.settings).items()
+        }
+        return {
+            "strategy": self.name,
+            "seed": self.seed,
+            "objective": self.objective.name,
+            "space": self.space.id,
+            "limits": self.region.limits.to_dict(),
+            "settings": settings,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the search knows, as primitives; networks asked for and not told yet will be asked again."""
+        return {
+            "identity": self._identity(),
+            "history": self.history.state_dict(),
+            "generation": self.generation,
+            "stats": [dict(row) for row in self.stats],
+            "stopped": self.stopped,
+            "pending": [row.tolist() for row in self._pending],
+            "costs": [dict(costs) for costs in self._costs],
+            "told": self._told,
+            "counts": list(self._counts),
+            "extra": self._extra_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue another search of the same identity, bit for bit; `UserError` where it was another one."""
+        for name, value in self._identity().items():
+            theirs = state["identity"].get(name)
+            if theirs != value:
+                raise UserError(f"search: the saved state has {name} {theirs!r}, this search {value!r}")
+        self.history = History.from_state(self.space, self.objective, state["history"])
+        self.generation, self.stopped, self._told = state["generation"], state["stopped"], state["told"]
+        self.stats = [dict(row) for row in state["stats"]]
+        self._pending = [np.asarray(row, dtype=np.int16) for row in state["pending"]]
+        self._costs = [dict(costs) for costs in state["costs"]]
+        proposed, distinct, accepted = state["counts"]
+        self._counts = (proposed, distinct, accepted)
+        self._load_extra_state(state["extra"])
+
+
+_S = TypeVar("_S", bound=type[Strategy])
+_STRATEGIES: dict[str, type[Strategy]] = {}
+_MODULES = ("random_search", "evolution")
+
+
+def register_strategy(name: str) -> Callable[[_S], _S]:
+    """Decorator of a `Strategy`: make ``build_strategy(name, ...)`` build it.
+
+    A package offers strategies without being imported by an entry point of the group ``lightning_tas.strategies``,
+    whose value is the class.
+    """
+
+    def add(strategy: _S) -> _S:
+        if name in _STRATEGIES and _STRATEGIES[name] is not strategy:
+            raise UserError(f"strategy: {name!r} is registered already")
+        strategy.name = name
+        _STRATEGIES[name] = strategy
+        return strategy
+
+    return add
+
+
+def _load() -> None:
+    for module in _MODULES:
+        importlib.import_module(f"lightning_tas.search.{module}")
+
+
+def strategies() -> list[str]:
+    """The names that `build_strategy` knows, sorted."""
+    _load()
+    return sorted({*_STRATEGIES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """The strategy called `name`; `UserError` with the nearest one."""
+    _load()
+    if name not in _STRATEGIES:
+        for point in entry_points(group=ENTRY_POINTS):
+            if point.name == name:
+                register_strategy(name)(point.load())
+    if name not in _STRATEGIES:
+        raise unknown("strategy", name, strategies())
+    return _STRATEGIES[name]
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """The settings of a strategy with their defaults."""
+    return defaults(strategy_class(name).Settings)
+
+
+def build_strategy(name: str, region: Region, objective: Objective | str, seed: int = 0, **settings: Any) -> Strategy:
+    """The strategy called `name`; `UserError` for an unknown name, setting or value, and for limits nothing meets."""
+    return strategy_class(name)(region, objective, seed, **settings)
+
+
+def run(
+    strategy: Strategy,
+    scorer: Callable[[list[Architecture], tuple[str, ...]], Sequence[Mapping[str, Score]]],
+    on_generation: Callable[[Strategy], None] | None = None,
+) -> Strategy:
+    """Search to the end: ``scorer(archs, needs)`` gives the scores by name of each network, in order."""
+    while not strategy.done:
+        before = strategy.generation
+        archs = strategy.ask()
+        strategy.tell(scorer(archs, strategy.needs))
+        if on_generation is not None and strategy.generation != before:
+            on_generation(strategy)
+    return strategy
