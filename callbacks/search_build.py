@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lightning_tas.activations import activation_total
-from lightning_tas.callbacks.exact_job import ExactJob
+from lightning_tas.callbacks.search_check import EXACT, check_search, judges
 from lightning_tas.callbacks.search_job import OnGeneration, SearchJob
 from lightning_tas.errors import UserError
-from lightning_tas.latency import LatencyTable
 from lightning_tas.launch.compare import digest
 from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.provenance import state_hash
 from lightning_tas.limits import Limits, Region
-from lightning_tas.population import Population
 from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import chosen
 from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.config import LimitsConfig, SearchConfig
-from lightning_tas.search.scorers import ACCURACY, TRAINED, AccuracyScorer, ProxyScorer, Scorer, Scorers
-from lightning_tas.search.strategy import Objective, build_strategy
+from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective
+from lightning_tas.search.scorers import AccuracyScorer, ProxyScorer, Scorer, Scorers
+from lightning_tas.search.strategy import build_strategy
 
-EXACT = "exact"
+if TYPE_CHECKING:
+    from lightning_tas.callbacks.exact_job import ExactJob
+    from lightning_tas.latency import LatencyTable
+
 LATENCY = "latency.json"
 _LIMITED = ("params", "macs", "latency", "activations")
-Job = SearchJob | ExactJob
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ def build_region(net: Any, given: LimitsConfig, folder: Path | None = None, meas
     limits = read_limits(given)
     quantities: dict[str, Any] = {}
     if "activations" in limits.bounds:
+        from lightning_tas.activations import activation_total
+
         quantities["activations"] = activation_total(net)
     if "latency" in limits.bounds:
         if not measure:
@@ -78,6 +80,8 @@ def build_region(net: Any, given: LimitsConfig, folder: Path | None = None, meas
 
 def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> LatencyTable:
     """The latencies of blocks on this device: measured once for a run, and kept in its folder."""
+    from lightning_tas.latency import LatencyTable
+
     kept = None if folder is None else folder / LATENCY
     if kept is not None and kept.exists():
         return LatencyTable.from_dict(read_json(kept, key="limits.latency"))
@@ -89,12 +93,13 @@ def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> Latency
     return table
 
 
-def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surroundings) -> Job:
+def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surroundings) -> SearchJob | ExactJob:
     """The search that `search` describes on the supernet `net`.
 
     Raises:
         UserError: unknown strategies, settings, scores; limits that nothing meets; accuracy without held-out images.
     """
+    check_search(search)
     region = build_region(net, limits, around.folder)
     region.check()
     weights = state_hash(net.state_dict())
@@ -124,14 +129,14 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     }
     proxies = _proxy_scorer(net, search, around)
     if search.strategy == EXACT:
-        options = {**_options(search), "seed": around.seed}
+        options = dict(search.options or {})
+        from lightning_tas.callbacks.exact_job import ExactJob
+
         return ExactJob(net, region, search.proxy_options or {}, search.batch_size, options, **common)
     scorer = Scorers(proxies, _special(net, search, around))
-    try:
-        objective = Objective.of(search.score)
-        strategy = build_strategy(str(search.strategy), region, objective, around.seed, **_options(search))
-    except UserError as error:
-        raise as_setting(error) from None
+    strategy = build_strategy(
+        str(search.strategy), region, Objective.of(search.score), around.seed, **dict(search.options or {})
+    )
     return SearchJob(
         strategy,
         scorer,
@@ -140,23 +145,6 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         piece=1 if search.score == TRAINED else None,
         **common,
     )
-
-
-def as_setting(error: UserError) -> UserError:
-    """Strategies name their own settings: say where a recipe has them."""
-    text = str(error)
-    if text.startswith(("search", "limits")):
-        return error
-    if text.startswith("strategy"):
-        return UserError(f"search.{text}")
-    return UserError(f"search.options: {text}")
-
-
-def _options(search: SearchConfig) -> dict[str, Any]:
-    given = {} if search.options is None else search.options
-    if not isinstance(given, Mapping):
-        raise UserError(f"search.options: {given!r} is not valid; valid: a mapping, as {{population: 50}}")
-    return {str(key): value for key, value in given.items()}
 
 
 def _plain(options: Any) -> Any:
@@ -169,7 +157,7 @@ def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> Proxy
         if around.batch is None:
             raise UserError("search.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
         images, labels = around.batch(search.batch_size)
-    names = [name for name in _judges(search) if name not in (ACCURACY, TRAINED)]
+    names = [name for name in judges(search) if name not in OTHERS]
     options: dict[str, Any] = {}
     if names:
         _, options = components(chosen(names), search.proxy_options or {})
@@ -187,18 +175,13 @@ def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> Proxy
     )
 
 
-def _judges(search: SearchConfig) -> Sequence[str]:
-    """All that networks may be judged by: the objective, ETAS's filter, NSGA-II's further objectives."""
-    more = _options(search)
-    named = [search.score, more.get("filter"), *(more.get("objectives") or ())]
-    return [str(name) for name in dict.fromkeys(named) if name is not None]
-
-
 def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, Scorer]:
     special: dict[str, Scorer] = {}
-    if ACCURACY in _judges(search):
+    if ACCURACY in judges(search):
         if around.loader is None:
             raise UserError("search.score: 'accuracy' needs held-out images; valid here: proxies")
+        from lightning_tas.population import Population
+
         population = Population(
             net, around.loader(), around.device, around.amp_dtype, max_images=search.eval_images, progress=False
         )
@@ -208,8 +191,3 @@ def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, 
     if around.trained is not None:
         special[TRAINED] = around.trained
     return special
-
-
-def describe(search: SearchConfig, limits: LimitsConfig) -> dict[str, Any]:
-    """The settings as plain values, for a checkpoint."""
-    return {"search": asdict(search), "limits": asdict(limits)}

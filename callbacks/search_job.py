@@ -20,7 +20,8 @@ from lightning_tas.callbacks import search_record as record
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.scorers import Scorer
-from lightning_tas.search.strategy import Entry, Strategy
+from lightning_tas.search.history import Entry
+from lightning_tas.search.strategy import Strategy
 
 OnGeneration = Callable[[Mapping[str, Any]], None]
 EVERY = 60.0
@@ -118,7 +119,7 @@ class SearchJob:
 
 def front_of(history: Any) -> list[Entry]:
     """The networks that no other one beats in score at as few parameters, by ascending parameters."""
-    entries = [e for e in history if np.isfinite(e.value) and not e.dropped]
+    entries = [e for e in history if np.isfinite(e.value)]
     entries.sort(key=lambda e: (e.params, -e.value))
     front: list[Entry] = []
     for entry in entries:

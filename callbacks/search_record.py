@@ -17,7 +17,8 @@ from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.launch.files import read_json, write_atomically, write_json, write_text, writing
-from lightning_tas.search.strategy import Entry, Strategy
+from lightning_tas.search.history import Entry
+from lightning_tas.search.strategy import Strategy
 
 STATE, TABLE, RECORD, PICTURE = "search-state.pt", "search.csv", "search.json", "search.png"
 BEST = "best"
@@ -93,14 +94,18 @@ def generations_table(rows: Sequence[Mapping[str, Any]], shown: int = 12) -> str
         [
             row["generation"],
             f"{row['evaluations']:,}",
-            f"{row['best']:.6g}",
-            f"{row['mean']:.6g}",
+            _text(row["best"]),
+            _text(row["mean"]),
             f"{100 * row['acceptance']:.0f}",
             f"{100 * row['unique']:.0f}",
         ]
         for row in picked
     ]
     return text_table(["generation", "evaluations", "best", "mean", "accepted [%]", "unique [%]"], cells)
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
 
 
 def networks_table(found: Found, score: str) -> str:

@@ -21,7 +21,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_tas.callbacks import search_record
 from lightning_tas.callbacks.proxy_scoring import ends, private_twin, shows_bars
-from lightning_tas.callbacks.search_build import Job, Surroundings, build_job, build_region
+from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region
 from lightning_tas.callbacks.search_check import check_search
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.errors import UserError, unknown
@@ -142,7 +142,7 @@ class SearchCallback(Callback):
             if isinstance(callback, Throughput):
                 callback.leave_out(time.perf_counter() - began)
 
-    def _job(self, trainer: Trainer, module: LightningModule) -> Job:
+    def _job(self, trainer: Trainer, module: LightningModule) -> Any:
         """The search of the weights of now."""
         twin = private_twin(module.net, module.device)  # type: ignore[arg-type]
         average(trainer, twin)

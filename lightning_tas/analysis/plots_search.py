@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from lightning_tas.search.strategy import Entry
+    from lightning_tas.search.history import Entry
 
 
 def search_figure(
@@ -23,9 +23,10 @@ def search_figure(
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")
     course, scatter = figure.subplots(1, 2)
     if generations:
-        at = [row["evaluations"] for row in generations]
-        course.plot(at, [row["best"] for row in generations], drawstyle="steps-post", label="best so far")
-        course.plot(at, [row["mean"] for row in generations], alpha=0.6, label="mean of the generation")
+        rows = [{**row, **{key: np.nan for key in ("best", "mean") if row[key] is None}} for row in generations]
+        at = [row["evaluations"] for row in rows]
+        course.plot(at, [row["best"] for row in rows], drawstyle="steps-post", label="best so far")
+        course.plot(at, [row["mean"] for row in rows], alpha=0.6, label="mean of the generation")
         course.legend()
     course.set(xlabel="evaluations", ylabel=score, title="Course of the search")
     shown = [entry for entry in history if np.isfinite(entry.value)]

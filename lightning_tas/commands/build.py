@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks.search_record import BEST, RECORD, read_found
 from lightning_tas.catalogue import PUBLISHED
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
@@ -119,8 +120,10 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
 
 
 def one_architecture(config: Config, study: Study, folder: RunFolder) -> tuple[str, Architecture]:
-    """The architecture to retrain: `arch=`, else the best network that this run measured."""
+    """The architecture to retrain: `arch=`, else what this run's search found, else the best network it measured."""
     if config.arch is None:
+        if study.outputs("search"):
+            return next(iter(read_found(folder.path / RECORD).items()))
         if not folder.result.exists():
             raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
         return best_of(folder.result)
@@ -130,7 +133,7 @@ def one_architecture(config: Config, study: Study, folder: RunFolder) -> tuple[s
 def architecture(given: Any) -> tuple[str, Architecture]:
     """Read `arch=`: a file or run folder (optionally `FILE@LABEL`), a published name, or a mapping.
 
-    A result.json without a label means its most accurate network.
+    A result.json without a label means what a search found in it, else its most accurate network.
     """
     if not isinstance(given, str):
         return "arch", Architecture.from_dict(given)
@@ -147,8 +150,13 @@ def architecture(given: Any) -> tuple[str, Architecture]:
 
 
 def best_of(path: Path, archs: dict[str, Architecture] | None = None) -> tuple[str, Architecture]:
-    """The most accurate network of a result.json; of other files the only one, or an error that lists the labels."""
+    """What a search found, else the most accurate network of a result.json.
+
+    Of other files the only one, or an error that lists the labels.
+    """
     archs = archs if archs is not None else read_architectures(path)
+    if BEST in archs:
+        return BEST, archs[BEST]
     top1 = measured_top1(path)
     if top1:
         label = max(top1, key=lambda name: top1[name])

@@ -28,7 +28,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         return 0
     _one_voice()
     try:
-        if command == "fit":
+        if command in ("fit", "search"):
             hold_save_signal()
         group.meet()
         group.together(lambda: _run(command, arguments))

@@ -17,11 +17,11 @@ from lightning_tas.errors import UserError
 def run(config: Config) -> None:
     """Run the phase `search`, or print its plan."""
     if config.search.strategy is None:
-        from lightning_tas.commands.validate import strategies
+        from lightning_tas.callbacks.search_check import strategy_names
 
         raise UserError(
             f"search.strategy: recipe {config.recipe!r} names none; give search.strategy=NAME; "
-            f"valid: {', '.join(strategies())}"
+            f"valid: {', '.join(strategy_names())}"
         )
     config.phases = ["search"]
     fit.run(config)

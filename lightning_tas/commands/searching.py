@@ -12,9 +12,10 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks import search_record
 from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region
+from lightning_tas.callbacks.search_check import judges, strategy_names
 from lightning_tas.callbacks.search_record import Found, generations_table, networks_table
 from lightning_tas.callbacks.searches import SearchCallback
-from lightning_tas.commands import build, trained, validate
+from lightning_tas.commands import build, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.data import TASDataModule
@@ -22,7 +23,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.results import Specialised, write_result
 from lightning_tas.launch.trainer import start_processes
-from lightning_tas.search.scorers import ACCURACY, TRAINED
+from lightning_tas.search.objective import ACCURACY, TRAINED
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.checkpoint import load_supernet
 
@@ -41,7 +42,7 @@ def check(config: Config) -> None:
     """Refuse a search that cannot work, before anything is read or written."""
     asked, phases = config.search.strategy is not None, config.phases
     if "search" in phases and not asked:
-        valid = ", ".join(validate.strategies())
+        valid = ", ".join(strategy_names())
         raise UserError(f"search.strategy: the phase 'search' needs one; give search.strategy=NAME; valid: {valid}")
     if not asked:
         if any(getattr(config.limits, key) is not None for key in ("params", "macs", "latency", "activations")):
@@ -50,15 +51,15 @@ def check(config: Config) -> None:
     if "search" not in phases and "supernet" not in phases:
         rank_zero_warn(f"search is ignored: it goes with the phases 'search' or 'supernet', and phases is {phases}")
         return
-    judges = {config.search.score, (config.search.options or {}).get("filter")}
-    if ACCURACY in judges and "supernet" not in phases and config.ckpt is None:
+    judging = judges(config.search)
+    if ACCURACY in judging and "supernet" not in phases and config.ckpt is None:
         raise UserError(
             "search.score: 'accuracy' is of trained weights: give ckpt=RUN, or add the phase 'supernet'; without "
             "training use a proxy, as search.score=dss_pp"
         )
-    if TRAINED in judges and inside_fit(config):
+    if TRAINED in judging and inside_fit(config):
         raise UserError("search.score: 'trained' trains networks of its own: use the phase 'search'")
-    if ACCURACY in judges and config.data.search_val == 0:
+    if ACCURACY in judging and config.data.search_val == 0:
         raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
 
 
@@ -105,7 +106,7 @@ def surroundings(context: Context) -> Surroundings:
     return Surroundings(
         seed=config.seed,
         folder=context.folder.path,
-        loader=data.search_loader,
+        loader=lambda: data.search_loader(),
         batch=data.selection_batch,
         device=device,
         amp_dtype=amp,

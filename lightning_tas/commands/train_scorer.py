@@ -15,7 +15,8 @@ from lightning_tas.evaluator import evaluate
 from lightning_tas.launch.strategies import build_strategy
 from lightning_tas.launch.trainer import accelerator, quiet, settings_of, world_size
 from lightning_tas.proxies.score import Score
-from lightning_tas.search.scorers import TRAINED, Result
+from lightning_tas.search.objective import TRAINED
+from lightning_tas.search.scorers import Result
 
 
 class TrainedScorer:

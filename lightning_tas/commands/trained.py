@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks.search_record import RECORD, read_found
 from lightning_tas.catalogue import PUBLISHED, SPACES
 from lightning_tas.commands import build
 from lightning_tas.commands.config import Config
@@ -75,7 +76,9 @@ def load(config: Config) -> Trained:
         label = next((name for name, arch in labels.items() if arch == single.arch), "network")
         return Trained(single.net, {label: single.arch}, True, single.weights, single.class_names, path, run)
     loaded = load_supernet(path)
-    return Trained(loaded.net, dict(loaded.report), False, loaded.weights, loaded.class_names, path, run)
+    searched = read_found(run / RECORD) if run is not None and (run / RECORD).exists() else {}
+    archs = {**searched, **loaded.report}
+    return Trained(loaded.net, archs, False, loaded.weights, loaded.class_names, path, run)
 
 
 def run_of(path: Path) -> Path | None:

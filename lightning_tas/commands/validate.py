@@ -232,13 +232,6 @@ def _scoring(config: Config) -> None:
         )
 
 
-def strategies() -> list[str]:
-    """What `search.strategy` may be."""
-    from lightning_tas.search.strategy import strategies as registered
-
-    return [*registered(), "exact"]
-
-
 def _search(config: Config) -> None:
     search = config.search
     if not 0 < search.racing_error < 1:
@@ -249,10 +242,7 @@ def _search(config: Config) -> None:
         from lightning_tas.limits import Limits
 
         Limits.read(given)
-    if search.strategy is None:
-        return
-    from lightning_tas.callbacks.search_check import check_search
+    if search.strategy is not None:
+        from lightning_tas.callbacks.search_check import check_search
 
-    if search.strategy not in strategies():
-        raise unknown("search.strategy", search.strategy, strategies())
-    check_search(search)
+        check_search(search)

@@ -19,6 +19,8 @@ from lightning_tas.training.sharded import is_sharded
 
 # Two runs are identical when everything else in their result.json is.
 NOT_COMPARED = ("timing", "host", "run")
+LISTS = ("result.json", "search.json", "selection.json")
+"""The files of a run that list networks by label."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +60,20 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_architectures(path: Path | str, key: str = "arch") -> dict[str, Architecture]:
-    """Label to architecture from `result.json`, `selection.json`, or a file that holds one architecture.
+    """Label to architecture from `result.json`, `search.json`, `selection.json`, or a file that holds one architecture.
 
-    A folder is a run: its `result.json`, else its `selection.json`.
+    A folder is a run: the first of these files that it has.
     """
     path = Path(path)
     if path.is_dir():
-        found = [path / name for name in ("result.json", "selection.json") if (path / name).exists()]
+        found = [path / name for name in LISTS if (path / name).exists()]
         if not found:
-            raise UserError(f"{key}: {str(path)!r} holds neither result.json nor selection.json")
+            raise UserError(f"{key}: {str(path)!r} holds none of {', '.join(LISTS)}")
         path = found[0]
     record = read_json(path, key=key)
     if not isinstance(record, dict):
         raise UserError(f"{key}: {str(path)!r} holds no architecture")
-    entries = record.get("architectures", record.get("candidates"))
+    entries = next((record[name] for name in ("architectures", "networks", "candidates") if name in record), None)
     try:
         if entries is None:
             return {path.stem: Architecture.from_dict(record)}

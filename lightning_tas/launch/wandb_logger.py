@@ -268,12 +268,14 @@ class WandbRun:
                     self._run.summary[f"result/{entry['label']}/{key}"] = value
             self._keep("result", [path, picture])
 
-    def log_generation(self, row: Mapping[str, Any]) -> None:
+    def log_generation(self, row: Mapping[str, Any], phase: str = "search") -> None:
         """One generation of a search on the axis `search/step`, which counts generations."""
         numbers = {f"search/{key}": value for key, value in row.items() if value is not None}
-        self.log({**numbers, "search/step": row["generation"], "phase": "search"})
+        self.log({**numbers, "search/step": row["generation"], "phase": phase})
 
-    def log_search(self, found: Mapping[str, Any], files: Sequence[Path], picture: Path | None) -> None:
+    def log_search(
+        self, found: Mapping[str, Any], files: Sequence[Path], picture: Path | None, phase: str = "search"
+    ) -> None:
         """What a search found: tables, the Pareto front as a scatter, the best network in the summary, an artifact."""
         if self._over:
             return
@@ -292,7 +294,7 @@ class WandbRun:
             if picture is not None and picture.exists():
                 shown["search/picture"] = wandb.Image(str(picture))
             step = generations[-1]["generation"] if generations else 0
-            self.log({**shown, "search/step": step, "phase": "search"})
+            self.log({**shown, "search/step": step, "phase": phase})
             if networks:
                 best = networks[0]
                 for key in ("id", "score", "params", "macs"):
@@ -438,6 +440,14 @@ class WandbPhase(Logger):
     def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
         """Pictures (files among others), on the axis of their name; as Lightning's own logger has it."""
         self._show(key, lambda wandb: [wandb.Image(image) for image in images], step)
+
+    def log_generation(self, row: Mapping[str, Any]) -> None:
+        """One generation of a search inside this phase."""
+        self._wandb.log_generation(row, self._phase)
+
+    def log_search(self, found: Mapping[str, Any], files: Sequence[Path], picture: Path | None) -> None:
+        """What a search inside this phase found."""
+        self._wandb.log_search(found, files, picture, self._phase)
 
     def _show(self, key: str, make: Callable[[Any], Any], step: int | None) -> None:
         with self._wandb._guarded():

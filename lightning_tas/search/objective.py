@@ -20,8 +20,9 @@ from lightning_tas.proxies.score import INVALID, Score
 FloatArray = npt.NDArray[np.float64]
 Scores = Mapping[str, Score]
 
-ACCURACY = "accuracy"
-"""The objective that is no proxy: top-1 in percent on the search's validation set."""
+ACCURACY, TRAINED = "accuracy", "trained"
+OTHERS = (ACCURACY, TRAINED)
+"""Objectives that are no proxies: top-1 [%] on held-out images, with inherited weights or after a training alone."""
 
 
 def dropped(score: Score) -> bool:
@@ -39,13 +40,13 @@ class Objective:
 
     @classmethod
     def of(cls, name: str | Objective) -> Objective:
-        """The objective called "accuracy" or like a proxy ("MODULE:NAME" too); `UserError` for anything else."""
+        """The objective called "accuracy", "trained" or like a proxy ("MODULE:NAME" too); `UserError` for anything else."""
         if isinstance(name, Objective):
             return name
-        if name == ACCURACY:
-            return cls(ACCURACY, (ACCURACY,))
+        if name in OTHERS:
+            return cls(name, (name,))
         if not isinstance(name, str) or (":" not in name and name not in proxies()):
-            raise unknown("objective", name, [ACCURACY, *proxies()])
+            raise unknown("objective", name, [*OTHERS, *proxies()])
         one = proxy(name)
         return cls(one.name, one.combines or (one.name,), one.combine is not None)
 

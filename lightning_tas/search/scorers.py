@@ -7,18 +7,21 @@ distributed run every rank calls it with the same networks; they share the work,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import unknown
-from lightning_tas.population import Population
 from lightning_tas.proxies.score import Score
 from lightning_tas.proxies.session import Session
+from lightning_tas.search.objective import ACCURACY
+
+if TYPE_CHECKING:
+    from lightning_tas.population import Population
+
+__all__ = ["ACCURACY", "AccuracyScorer", "ProxyScorer", "Result", "Scorer", "Scorers"]
 
 Result = Mapping[str, Score]
 Scorer = Callable[[Sequence[Architecture], Sequence[str]], list[Result]]
-
-ACCURACY, TRAINED = "accuracy", "trained"
 
 
 class ProxyScorer:

@@ -1,0 +1,85 @@
+"""Settings of a search that a value alone, or two together, tell to be wrong; no network is needed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.proxies.many import components
+from lightning_tas.proxies.registry import chosen
+from lightning_tas.search.config import SearchConfig
+from lightning_tas.search.objective import OTHERS, Objective
+from lightning_tas.search.settings import read_settings
+from lightning_tas.search.strategy import strategies, strategy_class
+
+EXACT = "exact"
+
+
+def strategy_names() -> list[str]:
+    """What `search.strategy` may be."""
+    return sorted({*strategies(), EXACT})
+
+
+def check_search(search: SearchConfig) -> None:
+    """Refuse unknown strategies, scores and settings.
+
+    Raises:
+        UserError: names the key of `search` that is wrong, and what is valid.
+    """
+    if search.strategy not in strategy_names():
+        raise unknown("search.strategy", search.strategy, strategy_names())
+    options = {} if search.options is None else search.options
+    if not isinstance(options, Mapping):
+        raise UserError(f"search.options: {options!r} is not valid; valid: a mapping, as {{population: 50}}")
+    if search.strategy == EXACT:
+        _check_exact(search, options)
+    else:
+        try:
+            read_settings(str(search.strategy), strategy_class(str(search.strategy)).Settings, options)
+        except UserError as error:
+            raise UserError(f"search.options: {error}") from None
+        _check_score("search.score", search.score)
+    _check_proxy_options(search)
+
+
+def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
+    from lightning_tas.search.exact import EXACT_PROXIES, EXACT_SETTINGS
+
+    if search.score not in EXACT_PROXIES:
+        raise UserError(
+            f"search.score: {search.score!r} is not valid with search.strategy=exact, which needs a sum over blocks; "
+            f"valid: {', '.join(EXACT_PROXIES)}"
+        )
+    if search.mode != "inherited":
+        raise UserError(
+            f"search.mode: {search.mode!r} is not valid with search.strategy=exact: every network's own gradients would "
+            "have to be computed; valid: inherited"
+        )
+    for key in options:
+        if key not in EXACT_SETTINGS:
+            raise unknown("search.options", key, EXACT_SETTINGS)
+
+
+def _check_score(key: str, name: Any) -> None:
+    try:
+        Objective.of(name)
+    except UserError as error:
+        raise UserError(f"{key}: {str(error).partition(': ')[2]}") from None
+
+
+def judges(search: SearchConfig) -> list[str]:
+    """All that networks may be judged by: the objective, ETAS's filter, NSGA-II's further objectives."""
+    more = search.options if isinstance(search.options, Mapping) else {}
+    named = [search.score, more.get("filter"), *(more.get("objectives") or ())]
+    return [str(name) for name in dict.fromkeys(named) if name is not None]
+
+
+def _check_proxy_options(search: SearchConfig) -> None:
+    names = [name for name in judges(search) if name not in OTHERS]
+    if search.proxy_options and not names:
+        raise UserError("search.proxy_options: no proxy judges here; valid: null")
+    try:
+        components(chosen(names) if names else [], search.proxy_options or {})
+    except UserError as error:
+        raise UserError(f"search.proxy_options: {str(error).removeprefix('options: ')}") from None
