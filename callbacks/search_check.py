@@ -53,8 +53,8 @@ def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
         )
     if search.mode != "inherited":
         raise UserError(
-            f"search.mode: {search.mode!r} is not valid with search.strategy=exact: every network's own gradients would "
-            "have to be computed; valid: inherited"
+            f"search.mode: {search.mode!r} is not valid with search.strategy=exact: every network's own gradients "
+            "would have to be computed; valid: inherited"
         )
     for key in options:
         if key not in EXACT_SETTINGS:

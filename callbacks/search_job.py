@@ -19,8 +19,8 @@ import numpy as np
 from lightning_tas.callbacks import search_record as record
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.proxies.shards import share_of
-from lightning_tas.search.scorers import Scorer
 from lightning_tas.search.history import Entry
+from lightning_tas.search.scorers import Scorer
 from lightning_tas.search.strategy import Strategy
 
 OnGeneration = Callable[[Mapping[str, Any]], None]

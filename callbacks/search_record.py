@@ -37,8 +37,9 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
+        named = zip(labels(self.networks), self.networks, strict=True)
         return {
-            "networks": [entry_dict(label, entry) for label, entry in zip(labels(self.networks), self.networks)],
+            "networks": [entry_dict(label, entry) for label, entry in named],
             "evaluations": self.evaluations,
             "stopped": self.stopped,
             "generations": self.generations,
@@ -112,7 +113,7 @@ def networks_table(found: Found, score: str) -> str:
     """The best networks as text."""
     rows = [
         [label, f"{e.params / 1e6:.3f}", f"{e.macs / 1e9:.4f}", f"{e.value:.6g}", e.generation, e.arch.id]
-        for label, e in zip(labels(found.networks), found.networks)
+        for label, e in zip(labels(found.networks), found.networks, strict=True)
     ]
     return text_table(["network", "params [M]", "MACs [G]", score, "generation", "id"], rows)
 

@@ -2,9 +2,9 @@
 
     Trainer(callbacks=[EvolutionSearch(limits={"params": [5e6, 7e6]})]).fit(SupernetModule(...), datamodule=data)
 
-Training is the same, bit for bit, as without: a search works on a private copy of the supernet, draws from generators of
-the seed, and logs to the loggers directly. Its results are in the checkpoint; the state of one that is under way is kept
-in the folder after every generation, so a killed run goes on inside it.
+Training is the same, bit for bit, as without: a search works on a private copy of the supernet, draws from generators
+of the seed, and logs to the loggers directly. Its results are in the checkpoint; the state of one that is under way is
+kept in the folder after every generation, so a killed run goes on inside it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class SearchCallback(Callback):
         limits: ``{"params": [5e6, 7e6], "macs": [None, 1.4e9], "latency": ..., "activations": ...}``.
         when: "fit_start" (before the first step), "every_n_epochs" (after every so many, and after the last), or
             "fit_end" (after the last epoch, before its checkpoint, which then holds the result).
-        every_n_epochs: for ``when="every_n_epochs"``. Each time is a whole search of its own, because scores of older
-            weights do not compare with new ones; candidates differ from time to time.
+        every_n_epochs: for ``when="every_n_epochs"``. Each time is a whole search of its own, from the same first
+            candidates, because scores of older weights do not compare with new ones.
         top: how many networks are handed on.
         seed: None: the module's.
         folder: where `search.csv`, `search.json`, `search.png` and the state are written; None: the folder of the
             trainer's first logger, else its `default_root_dir`.
         loader: gives the whole of the held-out images on every process; None: the data module's `search_loader`.
-        settings: those of `SearchConfig` (mode, proxy_options, batch_size, init, racing, racing_error, eval_images, ...)
-            and of the strategy (population, generations, ...).
+        settings: those of `SearchConfig` (mode, proxy_options, batch_size, init, racing, eval_images, ...) and of the
+            strategy (population, generations, ...).
 
     Averaged weights are searched where there are some (`train.ema`): they are what is measured and exported. Processes
     share the networks, and all get the same results. Logs ``search/*`` and ``system/search_seconds``.
@@ -76,7 +76,13 @@ class SearchCallback(Callback):
         own = {key: settings.pop(key) for key in list(settings) if key in known and key != "strategy"}
         options = {**(own.pop("options", None) or {}), **settings}
         self.search = SearchConfig(
-            strategy=self.strategy, score=score, when=when, every_n_epochs=every_n_epochs, top=top, options=options, **own
+            strategy=self.strategy,
+            score=score,
+            when=when,
+            every_n_epochs=every_n_epochs,
+            top=top,
+            options=options,
+            **own,
         )
         check_search(self.search)
         prices = asdict(LimitsConfig())
@@ -193,7 +199,10 @@ class SearchCallback(Callback):
         self._restored = dict(state_dict)
 
     def _settings(self) -> dict[str, Any]:
-        return {"search": {**asdict(self.search), "options": dict(self.search.options or {})}, "limits": asdict(self.limits)}
+        return {
+            "search": {**asdict(self.search), "options": dict(self.search.options or {})},
+            "limits": asdict(self.limits),
+        }
 
     def _adopt(self, state: Mapping[str, Any], step: int) -> None:
         if state.get("settings") != self._settings():

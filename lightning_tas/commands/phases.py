@@ -304,7 +304,7 @@ def _measured_architectures(
     if context.folder.selection.exists():
         selection = read_selection(context.folder.selection)
         named = dict(zip(selection.labels, selection.candidates, strict=True))
-        scores = {k: (c.score, c.bin) for k, c in named.items()}
+        scores: dict[str, tuple[float | None, float | None]] = {k: (c.score, c.bin) for k, c in named.items()}
         return {**found, **{k: c.arch for k, c in named.items()}}, scores
     return {**found, **dict(loaded.report)}, {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
-from lightning_tas.launch import group, provenance
+from lightning_tas.launch import provenance
 from lightning_tas.launch.results import Specialised, write_result
 from lightning_tas.launch.trainer import start_processes
 from lightning_tas.search.objective import ACCURACY, TRAINED

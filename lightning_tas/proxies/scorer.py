@@ -274,7 +274,7 @@ def score_network(chosen: Sequence[Proxy], probe: Probe, options: Options | None
 def _score(one: Proxy, measured: Measured, seconds: float, flaw: str | None) -> Score:
     """Read everything from the device at once; flip the sign where lower is better."""
     parts = measured.parts.unbind() if isinstance(measured.parts, Tensor) else measured.parts
-    groups = [(measured.value,), tuple(parts), tuple(measured.extras.values())]
+    groups: list[tuple[Tensor | float, ...]] = [(measured.value,), tuple(parts), tuple(measured.extras.values())]
     groups += [tuple(block.unbind()) for block in measured.blocks.values()]
     numbers = [number for group in groups for number in group]
     tensors = [n for n in numbers if isinstance(n, Tensor)]

@@ -16,7 +16,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.initialise import check_method
 from lightning_tas.proxies.keep import InMemory
-from lightning_tas.proxies.many import MODES, Exact, Setting, walk, components
+from lightning_tas.proxies.many import MODES, Exact, Setting, components, walk
 from lightning_tas.proxies.probe import bare
 from lightning_tas.proxies.registry import chosen
 from lightning_tas.proxies.scorer import check_arguments, labelled
@@ -27,7 +27,7 @@ from lightning_tas.proxies.table import Scores
 class Session:
     """`score_many` for one set of proxies, again and again; arguments and errors as there.
 
-    ``session.score(archs)`` equals ``score_many(names, net, archs, ...)``, as long as the weights of `net` do not change.
+    ``session.score(archs)`` equals ``score_many(names, net, archs, ...)``, while the weights of `net` stay.
     The ranks of a process group share the networks, and each must call it.
     """
 

@@ -32,7 +32,7 @@ def dropped(score: Score) -> bool:
 
 @dataclass(frozen=True)
 class Objective:
-    """A named quantity to maximise. `needs` are the scores that a network must be told with; `ranked`: see the module."""
+    """A named quantity to maximise. `needs`: the scores that a network must be told with; `ranked`: see the module."""
 
     name: str
     needs: tuple[str, ...]
@@ -40,7 +40,7 @@ class Objective:
 
     @classmethod
     def of(cls, name: str | Objective) -> Objective:
-        """The objective called "accuracy", "trained" or like a proxy ("MODULE:NAME" too); `UserError` for anything else."""
+        """The objective "accuracy", "trained" or a proxy's name ("MODULE:NAME" too); `UserError` for anything else."""
         if isinstance(name, Objective):
             return name
         if name in OTHERS:
