@@ -12,7 +12,9 @@ from lightning_tas.analysis.memory import StepMemory, step_memory
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.preferred_selection import make_selection
-from lightning_tas.commands import build
+from lightning_tas.callbacks.search_build import build_region
+from lightning_tas.callbacks.search_check import EXACT
+from lightning_tas.commands import build, searching
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import Facts, facts
@@ -21,6 +23,8 @@ from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
 from lightning_tas.families import widths
 from lightning_tas.launch.trainer import world_size
+from lightning_tas.search.objective import Objective
+from lightning_tas.search.strategy import build_strategy
 from lightning_tas.supernets import supernet as make_supernet
 
 # Forward counts once, backward twice: gradients of activations and of weights.
@@ -58,9 +62,47 @@ def show(config: Config) -> None:
         with torch.device("meta"):
             net = make_supernet(build.training_space(config, selection), **build.network_options(config, data))
         say("\npreferred architectures\n" + selection_table(selection))
+    if config.search.strategy is not None and {"search", "supernet"} & set(config.phases):
+        say("\nsearch\n" + search_table(config, net))
     if "supernet" in config.phases:
         preferred = archs if config.sampler.name in ("preferred", "balanced") else []
         say("\nsupernet training\n" + budget_table(budget(config, data, net, preferred)))
+    if "retrain" in config.phases:
+        _show_winner(config, data, net)
+
+
+def search_table(config: Config, net: Any) -> str:
+    """What a search would do: its strategy and budget, and how much of the space is within the limits."""
+    region = build_region(net, config.limits, measure=False)
+    region.check()
+    within = region.size()
+    rows = [
+        ["strategy", str(config.search.strategy)],
+        ["maximised", config.search.score],
+        *([["when", config.search.when]] if searching.inside_fit(config) else []),
+        ["networks within the limits", "not counted" if within is None else f"{within:,}"],
+    ]
+    for name, (low, high) in region.ranges().items():
+        bounds = region.limits.bounds.get(name)
+        said = "" if bounds is None else f"; limits {bounds[0]:,.0f} to {bounds[1]:,.0f}"
+        rows.append([name, f"{low:,.0f} to {high:,.0f} in the space{said}"])
+    if config.search.strategy != EXACT:
+        objective = Objective.of(config.search.score)
+        options = dict(config.search.options or {})
+        strategy = build_strategy(str(config.search.strategy), region, objective, config.seed, **options)
+        rows.append(["evaluations", f"{strategy.budget:,} at most"])
+    return text_table(["quantity", "value"], rows)
+
+
+def _show_winner(config: Config, data: TASDataModule, net: Any) -> None:
+    """The training of what a search will find: of a network from within the limits, in its place."""
+    region = build_region(net, config.limits, measure=False)
+    arch = net.space.decode(region.sample(config.seed, 1))[0]
+    with torch.device("meta"):
+        alone = build.make_network(arch, **build.network_options(config, data))
+    price = cost(arch, alone)
+    say(f"\ntraining of the network found (here: a random one, {price.params / 1e6:.3f} M params)")
+    say(budget_table(_budget(config, data, alone, [arch], None)))
 
 
 def _show_retrain(config: Config, data: TASDataModule) -> None:

@@ -157,7 +157,7 @@ class Strategy(ABC):
         """Further state as primitives, beyond history, generation and pending networks."""
         return {}
 
-    def _load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def _load_extra_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # optional
         """Read `_extra_state`'s form."""
 
     # --- tools for it -------------------------------------------------------------------------------------------------

@@ -1,0 +1,223 @@
+"""Searches as callbacks in a plain Trainer: training does not notice, kill and resume, what is written, refusals."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_tas import callbacks
+from lightning_tas.callbacks import search_record
+from lightning_tas.callbacks.search_build import Surroundings, build_job
+from lightning_tas.callbacks.searches import CALLBACKS, AnySearch, EvolutionSearch, RandomSearch
+from lightning_tas.commands.config import CheckpointConfig
+from lightning_tas.costs import cost
+from lightning_tas.errors import UserError
+from lightning_tas.evaluator import evaluate
+from lightning_tas.launch.checkpoints import RunCheckpoints
+from lightning_tas.launch.metrics import RowBeforeCheckpoint, RunMetrics
+from lightning_tas.search.config import LimitsConfig, SearchConfig
+from lightning_tas.training.retrain import RetrainModule
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+import small
+from scoring_trace import Trace, same
+
+SMALL: dict[str, Any] = {"population": 4, "generations": 2, "crossovers": 2, "mutations": 2, "top": 3}
+RECIPE = {"ema": True, "ema_decay": 0.5, "mixup": 0.2}
+
+
+class Killed(RuntimeError):
+    pass
+
+
+class Kill(pl.Callback):
+    """Dies after `step` updates."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            raise Killed
+
+
+@pytest.fixture(autouse=True)
+def pictures(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Drawing takes most of the time here: the tests of plots do it."""
+    drawn: list[Path] = []
+    monkeypatch.setattr(search_record, "search_figure", lambda *args: args)
+    monkeypatch.setattr(search_record, "save_figure", lambda figure, path: drawn.append(path))
+    return drawn
+
+
+def loader() -> Any:
+    return small.loader(0, 1)
+
+
+def fit(folder: Path, *own: pl.Callback, resume: Path | None = None, restored: int | None = None) -> pl.Trainer:
+    """Train three epochs of four updates as the fit command does, with its metrics and checkpoints."""
+    module = small.make_module(small.make_net(drop_path_rate=0.2), **RECIPE)
+    metrics = RunMetrics(folder / "metrics.csv", "supernet", restored)
+    saving = RunCheckpoints(folder / "checkpoints", CheckpointConfig(keep_last=-1))
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, logger=[metrics], enable_progress_bar=False, max_epochs=3,
+        enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=1, default_root_dir=str(folder),
+        callbacks=[*own, *module.callbacks(), RowBeforeCheckpoint(metrics, 1), saving],
+    )  # fmt: skip
+    ckpt = str(resume) if resume is not None else None
+    trainer.fit(module, loader(), loader(), ckpt_path=ckpt, weights_only=True)
+    return trainer
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    (path,) = (folder / "checkpoints").glob(f"*-step={step:07d}.ckpt")
+    return path
+
+
+def own_state(path: Path, name: str = "EvolutionSearch") -> dict[str, Any]:
+    content = torch.load(path, weights_only=True)
+    (state,) = (value for key, value in content["callbacks"].items() if key.startswith(name))
+    return dict(state)
+
+
+def searching(folder: Path, **more: Any) -> EvolutionSearch:
+    given = {"when": "every_n_epochs", "top": 2, **more}
+    return EvolutionSearch("accuracy", {"params": [None, 20_000]}, folder=folder, loader=loader, **SMALL, **given)
+
+
+def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    """With averaging, mixing, drop path: losses, sub-networks, random states, modes, gradients, checkpoints, rows."""
+    without, with_ = Trace(), Trace()
+    fit(tmp_path / "without", without)
+    fit(tmp_path / "with", with_, searching(tmp_path / "with"), AnySearch("random", score="snip", networks=3))
+    assert len(without.steps) == 12 and len({step["loss"] for step in without.steps}) == 12
+    same(with_.steps, without.steps)
+    same(with_.epochs, without.epochs)
+    for step in (4, 8, 12):
+        got, want = (torch.load(checkpoint(tmp_path / name, step), weights_only=True) for name in ("with", "without"))
+        assert [key for key in got["callbacks"] if "Search" in key]
+        got["callbacks"] = {key: value for key, value in got["callbacks"].items() if "Search" not in key}
+        same(got, want)
+
+
+def test_winners_are_measured_with_the_averaged_weights_and_meet_the_limits(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, search := searching(tmp_path, racing=False, when="fit_end"))
+    (visit,) = search.visits
+    assert visit["epoch"] == 3 and visit["step"] == 12
+    net = trainer.lightning_module.net  # after a fit the module holds the average
+    entries = visit["networks"]
+    archs = [callbacks_arch(entry) for entry in entries]
+    measured = evaluate(net, archs, loader())
+    assert [entry["score"] for entry in entries] == pytest.approx([found.top1 for found in measured])
+    assert len(entries) == 2 and entries[0]["score"] >= entries[1]["score"]
+    for entry, arch in zip(entries, archs, strict=True):
+        assert entry["params"] == cost(arch, net).params <= 20_000
+    assert json.loads((tmp_path / "search.json").read_text())["networks"] == entries
+    with (tmp_path / "search.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len({row["id"] for row in rows}) == visit["evaluations"]
+    assert max(float(row["accuracy"]) for row in rows) == entries[0]["score"]
+
+
+def callbacks_arch(entry: dict[str, Any]) -> Any:
+    from lightning_tas.architecture import Architecture
+
+    return Architecture.from_dict(entry["arch"])
+
+
+@pytest.mark.parametrize("step", [3, 6, 10])
+def test_a_killed_fit_resumes_to_the_same_searches(tmp_path: Path, step: int) -> None:
+    fit(tmp_path / "whole", searching(tmp_path / "whole"))
+    with pytest.raises(Killed):
+        fit(tmp_path / "cut", searching(tmp_path / "cut"), Kill(step))
+    last = step // 4 * 4
+    resume = checkpoint(tmp_path / "cut", last) if last else None
+    fit(tmp_path / "cut", searching(tmp_path / "cut"), resume=resume, restored=last)
+    same(own_state(checkpoint(tmp_path / "cut", 12)), own_state(checkpoint(tmp_path / "whole", 12)))
+    for name in ("search.json", "search.csv", "metrics.csv"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_search_killed_in_its_middle_goes_on_there(tmp_path: Path) -> None:
+    """Nothing is scored twice, and the end is that of an uninterrupted search, whatever the generation."""
+    net = small.make_net()
+    search = SearchConfig(strategy="evolution", score="snip", batch_size=4, options=SMALL)
+    whole = build_job(net, search, LimitsConfig(), Surroundings(folder=tmp_path / "whole")).run()
+    for generations in (1, 2):
+        folder = tmp_path / f"cut{generations}"
+        job = build_job(net, search, LimitsConfig(), Surroundings(folder=folder))
+        job.limit = generations
+        scored = job.run().evaluations
+        again = build_job(net, search, LimitsConfig(), Surroundings(folder=folder))
+        asked: list[str] = []
+        scorer = again.scorer
+        again.scorer = lambda archs, names, s=scorer, a=asked: a.extend(x.id for x in archs) or s(archs, names)
+        found = again.run()
+        assert found.to_dict() == whole.to_dict()
+        assert len(asked) == len(set(asked)) == whole.evaluations - scored
+        assert (folder / "search.csv").read_bytes() == (tmp_path / "whole" / "search.csv").read_bytes()
+
+
+def test_a_state_of_other_weights_settings_or_limits_is_not_continued(tmp_path: Path) -> None:
+    search = SearchConfig(strategy="random", score="snip", batch_size=4, options={"networks": 5})
+    build_job(small.make_net(), search, LimitsConfig(), Surroundings(folder=tmp_path)).run()
+    other = small.make_net()
+    with torch.no_grad():
+        next(other.parameters()).mul_(2)
+    changed: list[tuple[Any, LimitsConfig, Surroundings]] = [
+        (other, LimitsConfig(), Surroundings(folder=tmp_path)),
+        (small.make_net(), LimitsConfig(params=[None, 50_000]), Surroundings(folder=tmp_path)),
+        (small.make_net(), LimitsConfig(), Surroundings(seed=1, folder=tmp_path)),
+    ]
+    for net, limits, around in changed:
+        job = build_job(net, search, limits, around)
+        job._restore()
+        assert job.strategy.evaluations == 0
+    (tmp_path / search_record.STATE).write_bytes(b"half a file")
+    job = build_job(small.make_net(), search, LimitsConfig(), Surroundings(folder=tmp_path))
+    job._restore()
+    assert job.strategy.evaluations == 0
+
+
+def test_when(tmp_path: Path) -> None:
+    for when, epochs in (("fit_start", [0]), ("every_n_epochs", [2, 3]), ("fit_end", [3])):
+        search = RandomSearch("snip", when=when, every_n_epochs=2, networks=3, folder=tmp_path / when, batch_size=2)
+        fit(tmp_path / when, search)
+        assert [visit["epoch"] for visit in search.visits] == epochs, when
+
+
+def test_a_resumed_fit_refuses_another_search(tmp_path: Path) -> None:
+    fit(tmp_path, searching(tmp_path))
+    with pytest.raises(UserError, match="the checkpoint's search has other settings"):
+        fit(tmp_path, searching(tmp_path, top=3), resume=checkpoint(tmp_path, 8), restored=8)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="when: 'later' is not valid"):
+        RandomSearch("snip", when="later")
+    with pytest.raises(UserError, match=r"search.options: .*'populaton'.*Did you mean 'population'"):
+        EvolutionSearch("snip", populaton=3)
+    with pytest.raises(UserError, match="search.score: 'snipp' is not valid.*Did you mean 'snip'"):
+        RandomSearch("snipp")
+    with pytest.raises(UserError, match="limits: 'parms' is not valid.*Did you mean 'params'"):
+        RandomSearch("snip", {"parms": [1, 2]})
+    with pytest.raises(UserError, match=r"limits.params: no network of 'mini' has params of at most 10"):
+        fit(tmp_path, RandomSearch("snip", {"params": [None, 10]}))
+    alone = RetrainModule(small.make_net().subnet(small.candidates()[0]), small.make_module(small.make_net()).train_config, 8)
+    with pytest.raises(UserError, match="RetrainModule trains no supernet"):
+        RandomSearch("snip").setup(pl.Trainer(logger=False), alone, "fit")
+    with pytest.raises(UserError, match="'accuracy' needs held-out images"):
+        fit(tmp_path, RandomSearch(when="fit_start"))
+
+
+def test_every_strategy_of_the_issue_has_a_callback() -> None:
+    names = {"EvolutionSearch", "BlockwiseEvolution", "EtasSearch", "RandomSearch", "ExactSearch"}
+    assert names <= set(callbacks.__all__)
+    assert {type_.__name__ for type_ in CALLBACKS.values()} == names
