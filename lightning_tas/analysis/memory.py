@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
+from lightning_tas.activations import saved_storages
 from lightning_tas.architecture import Architecture
 from lightning_tas.supernets import ImageNetwork
 
@@ -40,29 +39,10 @@ def step_memory(net: ImageNetwork, arch: Architecture | None, batch_size: int, a
     """
     parameters = list(net.parameters())
     assert all(p.device.type == "meta" for p in parameters), "step_memory counts on the meta device"
-    own = {p.untyped_storage()._cdata for p in parameters}
-    kept: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
-        return tensor
-
-    def unpack(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    images = torch.empty(batch_size, net.options["in_chans"], *net.img_size, device="meta")
-    was_training = net.training
-    net.train()
-    try:
-        with saved_tensors_hooks(pack, unpack):
-            logits: Any = net(images) if arch is None else net(images, arch)
-    finally:
-        net.train(was_training)
-    del logits
+    kept = saved_storages(net, arch, batch_size)
     floats = sum(
         tensor.untyped_storage().nbytes() * (activation_bytes / 4 if tensor.dtype == torch.float32 else 1)
-        for key, tensor in kept.items()
-        if key not in own
+        for tensor in kept.values()
     )
     weights = sum(p.numel() * 4 for p in parameters)
     return StepMemory(weights, weights, 2 * weights, int(floats))
