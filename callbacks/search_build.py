@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_tas.callbacks.search_check import EXACT, check_search, judges
@@ -69,12 +70,12 @@ def build_region(net: Any, given: LimitsConfig, folder: Path | None = None, meas
     if "activations" in limits.bounds:
         from lightning_tas.activations import activation_total
 
-        quantities["activations"] = activation_total(net)
+        quantities["activations"] = activation_total(net.space, net)
     if "latency" in limits.bounds:
         if not measure:
-            limits = Limits({key: pair for key, pair in limits.bounds.items() if key != "latency"})
+            limits = Limits(tuple(item for item in limits.items if item[0] != "latency"))
         else:
-            quantities["latency"] = share_of(None).first(lambda: latency_table(net, given, folder)).total(net.space)
+            quantities["latency"] = latency_table(net, given, folder)
     return Region(net.space, limits, net, quantities)
 
 
@@ -83,14 +84,22 @@ def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> Latency
     from lightning_tas.latency import LatencyTable
 
     kept = None if folder is None else folder / LATENCY
-    if kept is not None and kept.exists():
-        return LatencyTable.from_dict(read_json(kept, key="limits.latency"))
-    table = LatencyTable.build(
-        net, batch_size=given.latency_batch, repeats=given.latency_repeats, threads=given.latency_threads
-    )
-    if kept is not None:
-        write_json(kept, table.to_dict())
-    return table
+
+    def measured() -> dict[str, Any]:
+        if kept is not None and kept.exists():
+            return dict(read_json(kept, key="limits.latency"))
+        table = LatencyTable.build(
+            net,
+            batch_size=given.latency_batch,
+            threads=given.latency_threads,
+            rounds=max(1, given.latency_repeats // 2),
+        )
+        rank_zero_info(str(table))
+        if kept is not None:
+            write_json(kept, table.to_dict())
+        return table.to_dict()
+
+    return LatencyTable.from_dict(share_of(None).first(measured))
 
 
 def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surroundings) -> SearchJob | ExactJob:
