@@ -1,0 +1,90 @@
+"""Search strategies beside each other at equal evaluations: a table, a picture, and what they lack of the optimum.
+
+    python benchmarks/strategies.py --score snip --seeds 3 --evaluations 8050 --out docs/search
+    python benchmarks/strategies.py --runs runs/t_razor_tiny/a runs/tf_tas_tiny/a --out compared
+
+The first form searches a space under limits with inherited scores (one gradient pass; then millions of networks a
+second), so that thousands of evaluations cost seconds and only the strategies differ. The second one reads searches that
+`python -m lightning_tas.search` has made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import lightning_tas as tas
+from lightning_tas.analysis.plots import save_figure
+from lightning_tas.analysis.strategies import Curve, comparison_figure, comparison_table, read_runs
+from lightning_tas.limits import Region
+from lightning_tas.search.exact import EXACT_PROXIES, search_exact
+from lightning_tas.search.scorers import ProxyScorer
+from lightning_tas.search.strategy import build_strategy, run
+
+# So many evaluations as asked for: settings by strategy, in units of generations of 50.
+BUDGETS = {
+    "random": lambda n: {"networks": n},
+    "evolution": lambda n: {"population": 50, "generations": n // 50 - 1},
+    "s3_evolution": lambda n: {"population": 50, "generations": n // 50 - 1},
+    "blockwise": lambda n: {"population": 50, "generations": n // 50 - 1},
+}
+
+
+def search(net: object, region: Region, score: str, strategy: str, seed: int, evaluations: int) -> Curve:
+    """One search by inherited scores."""
+    made = build_strategy(strategy, region, score, seed, **BUDGETS[strategy](evaluations))
+    scorer = ProxyScorer(net, mode="inherited")
+    run(made, lambda archs, names: scorer(archs, names))
+    return Curve.of(strategy, seed, made.history.values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--space", default="autoformer_tiny")
+    parser.add_argument("--params", nargs=2, default=["5M", "7M"], metavar=("LOW", "HIGH"))
+    parser.add_argument("--score", default="snip", help="a proxy with inherited tables: %(default)s, dss, dss_pp, ...")
+    parser.add_argument("--strategies", nargs="+", default=list(BUDGETS), choices=list(BUDGETS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--evaluations", type=int, default=8050)
+    parser.add_argument("--img-size", type=int, default=224)
+    parser.add_argument("--runs", nargs="+", type=Path, help="run folders of finished searches instead")
+    parser.add_argument("--out", type=Path, default=Path("strategies"), help="folder for the table and the picture")
+    given = parser.parse_args()
+
+    optimum = None
+    if given.runs:
+        curves, title = read_runs(given.runs), f"{len(given.runs)} searches"
+        evaluations = max(len(curve.best) for curve in curves)
+    else:
+        torch.manual_seed(0)
+        net = tas.supernet(given.space, num_classes=1000, img_size=given.img_size)
+        region = Region(net.space, {"params": given.params}, net)
+        if given.score in EXACT_PROXIES:
+            optimum = search_exact(net, given.score, limits=region.limits).networks[0].score
+        curves = []
+        for name in given.strategies:
+            for seed in range(given.seeds):
+                began = time.perf_counter()
+                curves.append(search(net, region, given.score, name, seed, given.evaluations))
+                seconds = time.perf_counter() - began
+                sys.stderr.write(f"{name}, seed {seed}: {len(curves[-1].best):,} networks in {seconds:.1f} s\n")
+        title, evaluations = f"{given.space}, {'-'.join(given.params)} parameters", given.evaluations
+    at = sorted({max(1, evaluations // 16), max(1, evaluations // 4), evaluations})
+    sys.stdout.write(comparison_table(curves, given.score, at, optimum) + "\n")
+    sys.stdout.write(f"load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
+    figure = comparison_figure(curves, given.score, evaluations, title, optimum)
+    save_figure(figure, given.out / f"strategies-{given.score}.png")
+    with (given.out / f"strategies-{given.score}.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["strategy", "seed", *(f"best after {n}" for n in at)])
+        writer.writerows([curve.strategy, curve.seed, *(curve.after(n) for n in at)] for curve in curves)
+
+
+if __name__ == "__main__":
+    main()
