@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -110,14 +109,16 @@ def _pair(key: str, value: Any) -> Bounds:
 def _bound(key: str, value: Any) -> float:
     """One number as a float; decimal texts are taken exactly, so that "1.4G" is 1,400,000,000."""
     number: float | None = None
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*(.*?\d\.?|)\s*([kMG]?)\s*", value)
-        try:
+    try:
+        if isinstance(value, str):
+            found = re.fullmatch(r"\s*(.*?\d\.?)\s*([kMG]?)\s*", value)
             number = float(Decimal(found[1]) * SUFFIXES[found[2]]) if found else None
-        except (InvalidOperation, OverflowError):
-            number = None
-    elif isinstance(value, Real) and not isinstance(value, (bool, np.bool_)):
-        number = float(value) if abs(value) < sys.float_info.max else math.inf
+        elif isinstance(value, Real) and not isinstance(value, (bool, np.bool_)):
+            number = float(value)
+    except InvalidOperation:
+        pass
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
     if number is None:
         raise UserError(f"{key}: {value!r} is not a number; valid: 5000000, 5e6, '5M', with suffixes k, M, G, or null")
     if not (math.isfinite(number) and number >= 0):
