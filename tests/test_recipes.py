@@ -107,13 +107,69 @@ MIXED: dict[str, Any] = {
     "train.mixup_mode": "elem",
     "train.mixup_switch_prob": 0.5,
 }
+# Search C2: population, top list, generations, crossovers, mutations.
+EVOLUTION: dict[str, Any] = {
+    "search.strategy": "evolution",
+    "search.score": "accuracy",
+    "search.when": "fit_end",
+    "search.options": {"population": 50, "top": 10, "generations": 20, "crossovers": 25, "mutations": 25},
+}
+NO_SEARCH: dict[str, Any] = {"search.strategy": None, "search.options": None, "limits.params": None}
+# Search C4 and D4: 50 + 160 x 50 networks by DSS++, DeiT's recipe for the winner.
+T_RAZOR: dict[str, Any] = {
+    **SHARED,
+    **AUTOFORMER,
+    "phases": ["search", "retrain"],
+    "train.warmup_epochs": 5,
+    "trainer.max_epochs": 300,
+    "search.strategy": "blockwise",
+    "search.score": "dss_pp",
+    "search.mode": "exact",
+    "search.options": {"population": 50, "generations": 160, "mutations": 25, "crossovers": 25},
+}
+# Search C5: N0, n0, Nm, nm, M; the filter is NTSR.
+ETAS: dict[str, Any] = {
+    **SHARED,
+    **AUTOFORMER,
+    "phases": ["supernet", "search", "measure"],
+    "search.strategy": "etas",
+    "search.score": "accuracy",
+    "search.options": {"filter": "ntsr", "initial": 500, "parents": 3, "pool": 100, "chosen": 3, "iterations": 10},
+}
+FASHION: dict[str, Any] = {"data.name": "fashion_mnist", "data.img_size": None, "data.search_val": 2000}
 TABLES: dict[str, dict[str, Any]] = {
-    "autoformer_tiny": {**SHARED, **AUTOFORMER, "space": "autoformer_tiny"},
-    "autoformer_small": {**SHARED, **AUTOFORMER, "space": "autoformer_small"},
-    "autoformer_base": {**SHARED, **AUTOFORMER, "space": "autoformer_base"},
+    "autoformer_tiny": {
+        **SHARED, **AUTOFORMER, **EVOLUTION, "space": "autoformer_tiny", "limits.params": ["5M", "6M"],
+    },
+    "autoformer_small": {
+        **SHARED, **AUTOFORMER, **EVOLUTION, "space": "autoformer_small", "limits.params": ["13M", "23M"],
+    },
+    "autoformer_base": {
+        **SHARED, **AUTOFORMER, **EVOLUTION, "space": "autoformer_base", "limits.params": ["42M", "54M"],
+    },
+    "t_razor_tiny": {**T_RAZOR, "space": "autoformer_tiny", "limits.params": ["5M", "7M"]},
+    "t_razor_small": {**T_RAZOR, "space": "autoformer_small", "limits.params": ["20M", "23M"]},
+    "t_razor_base": {**T_RAZOR, "space": "autoformer_base", "limits.params": ["50M", "54M"]},
+    "t_razor_pit_ti": {**T_RAZOR, "space": "pit_ti", "limits.params": ["4M", "5M"]},
+    "t_razor_pit_xs": {**T_RAZOR, "space": "pit_xs", "limits.params": ["9M", "10.5M"]},
+    "t_razor_pit_s": {**T_RAZOR, "space": "pit_s", "limits.params": ["20M", "23M"]},
+    "tf_tas_tiny": {
+        **T_RAZOR,
+        "space": "autoformer_tiny",
+        "search.strategy": "random",
+        "search.score": "dss",
+        "search.options": {"networks": 8000},
+    },
+    "etas_tiny": {**ETAS, "space": "autoformer_tiny", "limits.params": [None, "6M"]},
+    "etas_small": {**ETAS, "space": "autoformer_small", "limits.params": [None, "30M"]},
+    "etas_base": {**ETAS, "space": "autoformer_base", "limits.params": None},
+    "autoformer_fashion_mnist": {**FASHION, "phases": ["supernet", "measure"], "search.strategy": "evolution"},
+    "etas_fashion_mnist": {**FASHION, "phases": ["supernet", "search", "measure"], "search.strategy": "etas"},
+    "t_razor_fashion_mnist": {**FASHION, "phases": ["search", "retrain"], "search.strategy": "blockwise"},
     "prenas_tiny": {
         **SHARED,
         **PRENAS,
+        **NO_SEARCH,
         "space": "autoformer_tiny",
         "data.auto_augment": "rand-m9-n2-mstd0.5-inc1",
         "data.recount": 1,
@@ -140,6 +196,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "retrain": {
         **SHARED,
         **AUTOFORMER,
+        **NO_SEARCH,
         "phases": ["retrain"],
         "space": None,
         "train.warmup_epochs": 5,
@@ -241,7 +298,7 @@ def test_builds_its_real_network_on_the_meta_device(name: str) -> None:
 def test_plan(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Sizes, preferred architectures, epochs, steps, MACs, memory; nothing written. Two images select fast."""
     few = ["select.batch_size=2", "select.micro_batch=1", f"output_dir={tmp_path}"]
-    if name == "prenas_fashion_mnist":
+    if TABLES[name]["data.name"] == "fashion_mnist":
         few.append("data.name=synthetic")  # its files are not on every machine
         few += ["data.img_size=28", "data.in_chans=1", "data.search_val=0.1"]
     assert main("fit", [f"recipe={name}", "plan=true", *ARCH.get(name, []), *few]) == 0
@@ -249,6 +306,7 @@ def test_plan(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     for word in ("params [M]" if name != "retrain" else "M params", "MACs", "epochs", "steps", "memory"):
         assert word in out
     assert ("preferred architectures" in out) == ("select" in TABLES[name]["phases"])
+    assert ("networks within the limits" in out) == (TABLES[name].get("search.strategy") is not None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -264,6 +322,8 @@ def smoke(name: str, folder: Path, *argv: str) -> dict[str, Any]:
     assert (run / "metrics.csv").read_text().startswith("phase,")
     if "select" in TABLES[name]["phases"]:
         assert list(read_architectures(run / "selection.json")) == [e["label"] for e in result["architectures"]]
+    if TABLES[name].get("search.strategy") is not None:
+        assert read_architectures(run / "search.json")["best"].to_dict() == result["architectures"][0]["arch"]
     return result
 
 
