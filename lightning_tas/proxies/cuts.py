@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from lightning_tas.additive.terms import FloatArray, Term, Total
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.families import RULES
@@ -27,10 +28,7 @@ from lightning_tas.proxies.roles import NORM, Layer
 from lightning_tas.proxies.slices import prefix
 from lightning_tas.spaces import SearchSpace
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-CHUNK = 1 << 16
-"""Codes looked up at once: more do not fit the cache, and memory would grow with them."""
 _POOL = re.compile(r"(?:^|\.)pools\.(\d+)\.")
 
 
@@ -42,44 +40,6 @@ class Cut:
     shape: tuple[int, ...]
     rows: IntArray
     ends: IntArray
-
-
-@dataclass(frozen=True)
-class Term:
-    """One summand of a network's score: a table over some columns of its code.
-
-    Codes of -1, of block slots beyond the depth, meet zeros at the end of their axes.
-    """
-
-    columns: tuple[int, ...]
-    table: FloatArray
-
-    def __call__(self, codes: npt.NDArray[np.integer[Any]]) -> FloatArray:
-        """The summand of every code (N, K): (N,)."""
-        flat = np.zeros(len(codes), dtype=np.intp)
-        for column, size in zip(self.columns, self.table.shape, strict=True):
-            flat *= size
-            flat += codes[:, column] % size
-        return self.table.ravel()[flat]
-
-
-@dataclass(frozen=True)
-class Total:
-    """A sum of terms."""
-
-    terms: tuple[Term, ...]
-
-    def __call__(self, codes: npt.NDArray[np.integer[Any]]) -> FloatArray:
-        """The sums of codes (N, K), float64 (N,)."""
-        out = np.zeros(len(codes))
-        for start in range(0, len(codes), CHUNK):
-            chunk = np.asfortranarray(codes[start : start + CHUNK])  # one column is read at a time
-            for term in self.terms:
-                out[start : start + CHUNK] += term(chunk)
-        return out
-
-    def __add__(self, other: Total) -> Total:
-        return Total((*self.terms, *other.terms))
 
 
 class Cuts:

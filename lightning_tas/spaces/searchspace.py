@@ -119,6 +119,11 @@ class SearchSpace:
         return self._layout.columns
 
     @property
+    def layout(self) -> Layout:
+        """The columns and the tables of allowed combinations, which exact searches and counts walk along."""
+        return self._layout
+
+    @property
     def allocated(self) -> dict[str, Any]:
         """What a supernet allocates per dimension; values are tuples over stages when there are several stages."""
         return dict(self.reserve)
