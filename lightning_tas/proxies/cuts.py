@@ -150,12 +150,9 @@ class Cuts:
     def total(self, tables: Mapping[Layer, FloatArray]) -> Total:
         """The sum over a network's layers of their entries in `tables`."""
         outside: dict[tuple[int, ...], FloatArray] = {}
-        blocks: dict[tuple[int, int], FloatArray] = {}
+        blocks = self.by_place(tables)
         for layer, table in tables.items():
-            if layer.block is not None and layer.block >= 0:
-                place = self._places[layer.block]
-                blocks[place] = blocks[place] + table if place in blocks else table
-            else:
+            if layer.block is None or layer.block < 0:
                 columns = self.cut(layer).columns
                 outside[columns] = outside[columns] + table if columns in outside else table
         terms = [Term(columns, table) for columns, table in outside.items()]
@@ -163,17 +160,31 @@ class Cuts:
             terms += self._stage_terms(stage, {slot: table for (s, slot), table in blocks.items() if s == stage})
         return Total(tuple(terms))
 
+    def by_place(self, tables: Mapping[Layer, FloatArray]) -> dict[tuple[int, int], FloatArray]:
+        """Sums of the tables of every block's layers, by (stage, slot)."""
+        blocks: dict[tuple[int, int], FloatArray] = {}
+        for layer, table in tables.items():
+            if layer.block is not None and layer.block >= 0:
+                place = self._places[layer.block]
+                blocks[place] = blocks[place] + table if place in blocks else table
+        return dict(sorted(blocks.items()))
+
+    def slot_term(self, stage: int, slot: int, table: FloatArray) -> Term:
+        """What the block of a slot contributes; 0 in slots beyond the depth where blocks have choices of their own."""
+        own, shared = self._of_block(stage, slot), self._stage[stage]
+        return Term((*shared, *own), np.pad(table, [(0, 0)] * len(shared) + [(0, 1)] * len(own)))
+
+    def depths(self, codes: npt.NDArray[np.integer[Any]], stage: int) -> IntArray:
+        """How many blocks the networks of codes (N, K) have in a stage, (N,)."""
+        column = self._depth[stage]
+        return np.asarray(self._choices[column], dtype=np.int64)[codes[:, column]]
+
     def _stage_terms(self, stage: int, tables: Mapping[int, FloatArray]) -> list[Term]:
         """One term a block; or one a stage, where blocks have no choices of their own and only their number counts."""
         if not tables:
             return []
         if self._of_block(stage, 0):
-            terms = []
-            for slot, table in tables.items():
-                own, shared = self._of_block(stage, slot), self._stage[stage]
-                padded = np.pad(table, [(0, 0)] * len(shared) + [(0, 1)] * len(own))
-                terms.append(Term((*shared, *own), padded))
-            return terms
+            return [self.slot_term(stage, slot, table) for slot, table in tables.items()]
         depth = self._depth[stage]
         upto = np.cumsum([tables[slot] for slot in range(len(tables))], axis=0)
         by_depth = np.stack([upto[d - 1] for d in self._choices[depth]], axis=-1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.proxies.block_sums import BlockSums
 from lightning_tas.proxies.cuts import Cuts, Total, widest
 from lightning_tas.proxies.dss import Choice
 from lightning_tas.proxies.nuclear import nuclear_norms
@@ -48,6 +49,7 @@ class Lookup:
 
     source: Pass
     tables: Callable[[], Tables]
+    blocks: dict[str, BlockSums] = field(default_factory=dict)  # of some of the extras, once there are tables
 
 
 # --- which proxies have tables ----------------------------------------------------------------------------------------
@@ -97,6 +99,7 @@ def _dss(cuts: Cuts, probe: Probe, **options: Any) -> Lookup:
     ones = choice.objective(probe)
     diverse, salient = choice.diverse(probe), choice.salient(probe)
     ones.want_gradients(layer.weight for layer in (*diverse, *salient))
+    blocks: dict[str, BlockSums] = {}
 
     def tables() -> Tables:
         def product(layer: Layer) -> npt.NDArray[np.float64]:
@@ -112,11 +115,15 @@ def _dss(cuts: Cuts, probe: Probe, **options: Any) -> Lookup:
             signed = choice.signed and not choice.released
             return factor * cuts.sums(layer, values if signed else values.abs_())
 
-        diversity = cuts.total({layer: product(layer) for layer in diverse})
-        salience = cuts.total({layer: saliency(layer, factor) for layer, factor in salient.items()})
-        return {"value": diversity + salience, "diversity": diversity, "saliency": salience}
+        found = {
+            "diversity": {layer: product(layer) for layer in diverse},
+            "saliency": {layer: saliency(layer, factor) for layer, factor in salient.items()},
+        }
+        blocks.update({key: BlockSums(cuts, own) for key, own in found.items()})
+        totals = {key: cuts.total(own) for key, own in found.items()}
+        return {"value": totals["diversity"] + totals["saliency"], **totals}
 
-    return Lookup(ones, tables)
+    return Lookup(ones, tables, blocks)
 
 
 def _snip_norm(cuts: Cuts, probe: Probe, norm: str, loss: str, space: str | None) -> Lookup:
@@ -180,6 +187,7 @@ class InheritedTables:
         self.space: Any = net.space
         self._net, self._parts = net, parts
         self._tables: dict[str, Tables] = {}
+        self._blocks: dict[str, Mapping[str, BlockSums]] = {}
         self._flaws: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
         cuts = Cuts(net.space)  # type: ignore[arg-type]
@@ -193,10 +201,16 @@ class InheritedTables:
             if lookup.source.flaw is not None:
                 self._flaws[name] = lookup.source.flaw
             self._tables[name] = lookup.tables()
+            self._blocks[name] = lookup.blocks
             self.seconds[name] = time.perf_counter() - began
 
-    def scores(self, archs: Codes | Iterable[Architecture], wanted: Sequence[Proxy]) -> Scores:
-        """Scores of architectures of the space, or of their codes (N, K), by the proxies `wanted`."""
+    def scores(
+        self, archs: Codes | Iterable[Architecture], wanted: Sequence[Proxy], by_block: bool = False
+    ) -> Scores:
+        """Scores of architectures of the space, or of their codes (N, K), by the proxies `wanted`.
+
+        by_block: also the sums by block where a proxy has some; that is slow for a million networks.
+        """
         codes: Codes = archs if isinstance(archs, np.ndarray) else self.space.encode(archs)
         if isinstance(archs, np.ndarray):
             self._check(codes)
@@ -208,6 +222,10 @@ class InheritedTables:
                 columns[part.name] = _column(costs[part.name].astype(np.float64), 0.0)
             else:
                 columns[part.name] = self._look_up(part, codes)
+                own = {key: sums(codes) for key, sums in self._blocks[part.name].items()} if by_block else {}
+                if own:
+                    rows = (dict(zip(own, row, strict=True)) for row in zip(*own.values(), strict=True))
+                    columns[part.name].blocks.update(enumerate(rows))
         return Scores(wanted, columns, params, macs, lambda: self.space.decode(codes))  # type: ignore[no-any-return]
 
     def _check(self, codes: Codes) -> None:

@@ -63,7 +63,7 @@ class Session:
         if not archs:
             raise UserError("archs: there are none to score")
         if self._tables is not None:
-            return self._tables.scores(archs, self.wanted)
+            return self._tables.scores(archs, self.wanted, by_block=True)
         assert self._exact is not None
         share = share_of(None)
         keeper = InMemory(self._parts, share)
