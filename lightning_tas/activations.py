@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from lightning_tas.additive import Total
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.pieces import Key, Pieces, piece_blocks, watched
-from lightning_tas.proxies.cuts import Total
 from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticNetwork, ImageNetwork, network
 

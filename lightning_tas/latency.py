@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tas.activations import build_options
+from lightning_tas.additive import Total
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.pieces import Codes, Key, Pieces, watched
-from lightning_tas.proxies.cuts import Total
 from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticNetwork, network
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from lightning_tas.additive import Term, Total
 from lightning_tas.errors import UserError
-from lightning_tas.proxies.cuts import Term, Total
 from lightning_tas.proxies.roles import block_names
 from lightning_tas.spaces import SearchSpace
 from lightning_tas.spaces.moves import combinations
@@ -36,7 +36,7 @@ class Pieces:
 
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
-        self._layout = layout = space._layout
+        self._layout = layout = space.layout
         columns = space.columns
         self._own = len(layout.block)
         # The columns that decide a stage's blocks besides their own, and those that its surroundings look at.
