@@ -70,7 +70,7 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     if tree.smoke and ("smoke" in settings or not base.repeated):
         for key, value in smoke.overrides(tree).items():
             if key not in settings:
-                OmegaConf.update(tree, key, value)
+                OmegaConf.update(tree, key, value, merge=False)  # options are given whole
     config = _to_object(tree)
     config.recipe = base.name
     validate(config)
