@@ -11,7 +11,7 @@ from lightning_tas.proxies.registry import chosen
 from lightning_tas.search.config import SearchConfig
 from lightning_tas.search.objective import OTHERS, Objective
 from lightning_tas.search.settings import read_settings
-from lightning_tas.search.strategy import strategies, strategy_class
+from lightning_tas.search.strategy import settings_of, strategies, strategy_class
 
 EXACT = "exact"
 
@@ -69,9 +69,12 @@ def _check_score(key: str, name: Any) -> None:
 
 
 def judges(search: SearchConfig) -> list[str]:
-    """All that networks may be judged by: the objective, ETAS's filter, NSGA-II's further objectives."""
-    more = search.options if isinstance(search.options, Mapping) else {}
-    named = [search.score, more.get("filter"), *(more.get("objectives") or ())]
+    """All that networks are judged by: the objective, ETAS's filter, the guide of blocks, NSGA-II's objectives."""
+    name = str(search.strategy)
+    more = {**(settings_of(name) if name != EXACT else {}), **(search.options or {})}
+    named = [search.score, more.get("filter"), more.get("guide"), *(more.get("objectives") or ())]
+    if name == "blockwise" and more.get("guide") is None:
+        named.append("dss")  # whose blocks are ranked
     return [str(name) for name in dict.fromkeys(named) if name is not None]
 
 

@@ -134,7 +134,7 @@ ETAS: dict[str, Any] = {
     "phases": ["supernet", "search", "measure"],
     "search.strategy": "etas",
     "search.score": "accuracy",
-    "search.options": {"filter": "ntsr", "initial": 500, "parents": 3, "pool": 100, "chosen": 3, "iterations": 10},
+    "search.options": {"filter": "ntsr", "first_pool": 500, "first": 3, "pool": 100, "keep": 3, "iterations": 10},
 }
 FASHION: dict[str, Any] = {"data.name": "fashion_mnist", "data.img_size": None, "data.search_val": 2000}
 TABLES: dict[str, dict[str, Any]] = {

@@ -74,8 +74,8 @@ def _search(tree: Any) -> dict[str, Any]:
         "random": {"networks": 6},
         "evolution": {"population": 4, "top": 2, "generations": 1, "crossovers": 2, "mutations": 2},
         "s3_evolution": {"population": 4, "top": 2, "generations": 2, "crossovers": 2, "mutations": 2},
-        "blockwise": {"population": 4, "generations": 2, "crossovers": 2, "mutations": 2},
-        "etas": {"initial": 6, "parents": 2, "pool": 4, "chosen": 1, "iterations": 2},
+        "blockwise": {"population": 4, "top": 4, "generations": 2, "crossovers": 2, "mutations": 2},
+        "etas": {"first_pool": 6, "first": 2, "pool": 4, "keep": 1, "iterations": 2},
         "nsga2": {"population": 4, "generations": 2},
     }
     options = {**dict(tree.search.options or {}), **small.get(str(tree.search.strategy), {})}
