@@ -74,8 +74,9 @@ class SearchJob:
     def found(self) -> Found:
         """What the search has found by now."""
         strategy = self.strategy
-        networks = strategy.top(self.top)
-        return Found(networks, list(strategy.stats), strategy.evaluations, strategy.stopped, front_of(strategy.history))
+        own = getattr(strategy, "front", None)  # of a strategy with several objectives
+        front = own() if own is not None else front_of(strategy.history)
+        return Found(strategy.top(self.top), list(strategy.stats), strategy.evaluations, strategy.stopped, front)
 
     def _generation(self, bar: _Progress) -> None:
         """Ask and tell until the strategy has finished a generation; ETAS asks twice for each."""

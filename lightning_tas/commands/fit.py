@@ -57,9 +57,10 @@ def run(config: Config) -> None:
     folder = group.first(lambda: locate(config))
     phases.check(config)
     data = build.data(config)
-    data.load()  # a missing data set ends the command here, with nothing written
-    settings = config.trainer
-    data.check_batches(world_size(settings), settings.limit_train_batches, settings.limit_val_batches)
+    if phases.needs_data(config):
+        data.load()  # a missing data set ends the command here, with nothing written
+        settings = config.trainer
+        data.check_batches(world_size(settings), settings.limit_train_batches, settings.limit_val_batches)
     phases.check_selection(config, data)
     made = folder.missing()
     group.barrier()  # no process has found a mistake

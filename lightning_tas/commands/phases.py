@@ -188,6 +188,11 @@ def check(config: Config) -> None:
         raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
 
 
+def needs_data(config: Config) -> bool:
+    """Whether the run looks at images: all do but a search by proxies that see Gaussian ones."""
+    return config.phases != ["search"] or searching.sees_images(config)
+
+
 def check_selection(config: Config, data: TASDataModule) -> None:
     """Refuse bins that the space cannot fill, and limits that nothing meets, before anything is written or computed."""
     searching.check_limits(config, data)

@@ -63,6 +63,11 @@ def check(config: Config) -> None:
         raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
 
 
+def sees_images(config: Config) -> bool:
+    """Whether the search looks at the images of the data set."""
+    return config.search.images == "data" or bool({ACCURACY, TRAINED} & set(judges(config.search)))
+
+
 def check_limits(config: Config, data: TASDataModule) -> None:
     """Refuse limits that no network meets, before anything is written or computed."""
     if config.search.strategy is None or not {"search", "supernet"} & set(config.phases) or config.ckpt is not None:
