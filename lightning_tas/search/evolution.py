@@ -58,7 +58,7 @@ class Generational(Strategy):
         s, draft = self.settings, self._draft()
         if self.generation and self._begin():
             draft.fill(s.mutations, self._mutant, s.tries)
-            draft.fill(s.crossovers, self._child, s.tries)
+            self._cross(draft)
         self._add_random(draft, s.population - len(draft))
         return draft
 
@@ -71,8 +71,8 @@ class Generational(Strategy):
         """A mutant to try in a slot."""
 
     @abstractmethod
-    def _child(self, slot: int, attempt: int) -> Codes | None:
-        """A child of two parents to try in a slot."""
+    def _cross(self, draft: Draft) -> None:
+        """Add the children of two parents."""
 
     def _mutate(self, parent: Codes, seed: int, unit: str) -> Codes:
         s = self.settings
@@ -115,6 +115,9 @@ class Evolution(Generational):
     def _mutant(self, slot: int, attempt: int) -> Codes | None:
         parent = self._parents[int(self.rng("mutant", slot, attempt).integers(len(self._parents)))]
         return self._mutate(parent, self.derived("mutant", slot, attempt), "gene")
+
+    def _cross(self, draft: Draft) -> None:
+        draft.fill(self.settings.crossovers, self._child, self.settings.tries)
 
     def _child(self, slot: int, attempt: int) -> Codes | None:
         rng = self.rng("child", slot, attempt)

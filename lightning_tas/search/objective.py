@@ -32,21 +32,21 @@ def dropped(score: Score) -> bool:
 
 @dataclass(frozen=True)
 class Objective:
-    """A named quantity to maximise. `needs`: the scores that a network must be told with; `ranked`: see the module."""
+    """A named quantity to maximise. needs: the scores that a network must be told with. ranked: see the module."""
 
     name: str
     needs: tuple[str, ...]
     ranked: bool = False
 
     @classmethod
-    def of(cls, name: str | Objective) -> Objective:
-        """The objective "accuracy", "trained" or a proxy's name ("MODULE:NAME" too); `UserError` for anything else."""
+    def of(cls, name: str | Objective, key: str = "objective") -> Objective:
+        """The objective "accuracy", "trained" or a proxy's name ("MODULE:NAME" too); `UserError` naming `key`."""
         if isinstance(name, Objective):
             return name
         if name in OTHERS:
             return cls(name, (name,))
         if not isinstance(name, str) or (":" not in name and name not in proxies()):
-            raise unknown("objective", name, [*OTHERS, *proxies()])
+            raise unknown(key, name, [*OTHERS, *proxies()])
         one = proxy(name)
         return cls(one.name, one.combines or (one.name,), one.combine is not None)
 

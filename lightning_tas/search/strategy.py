@@ -130,7 +130,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def _propose(self) -> Draft:
-        """The next networks to ask for; an empty draft says that there are no more. Called once per generation."""
+        """The next networks to ask for, once all before were told; an empty draft says that there are no more."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -140,6 +140,12 @@ class Strategy(ABC):
     def _finished(self) -> str:
         """Why the search is over before another generation, or ""."""
         return f"budget: {self.budget} evaluations" if len(self.history) >= self.budget else ""
+
+    def _check(self, place: int, row: Codes, scores: Scores) -> None:
+        """`UserError` where the scores of network `place` among those told will not do; nothing was taken in yet."""
+        lacking = [name for name in self.needs if name not in scores]
+        if lacking:
+            raise UserError(f"tell: result {place} lacks the score of {', '.join(lacking)}; it has {sorted(scores)}")
 
     def _record(self, row: Codes, scores: Scores, costs: Mapping[str, float]) -> None:
         """Take in one result."""
@@ -157,7 +163,7 @@ class Strategy(ABC):
         """Further state as primitives, beyond history, generation and pending networks."""
         return {}
 
-    def _load_extra_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # optional
+    def _load_extra_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most strategies have none)
         """Read `_extra_state`'s form."""
 
     # --- tools for it -------------------------------------------------------------------------------------------------
@@ -249,9 +255,7 @@ class Strategy(ABC):
         if len(results) > left:
             raise UserError(f"tell: {len(results)} results for {left} networks asked for")
         for i, scores in enumerate(results):
-            lacking = [name for name in self.needs if name not in scores]
-            if lacking:
-                raise UserError(f"tell: result {i} lacks the score of {', '.join(lacking)}; it has {sorted(scores)}")
+            self._check(i, self._pending[self._told + i], scores)
         for scores in results:
             self._record(self._pending[self._told], scores, self._costs[self._told])
             self._told += 1
@@ -316,7 +320,7 @@ class Strategy(ABC):
 
 _S = TypeVar("_S", bound=type[Strategy])
 _STRATEGIES: dict[str, type[Strategy]] = {}
-_MODULES = ("random_search", "evolution")
+_MODULES = ("random_search", "evolution", "s3_evolution", "blockwise", "etas", "exhaustive", "nsga2")
 
 
 def register_strategy(name: str) -> Callable[[_S], _S]:

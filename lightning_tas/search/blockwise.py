@@ -1,0 +1,264 @@
+"""T-Razor's block-wise evolution (Zhou et al. 2023, Algorithm 1, eqs. 12-13): scores of blocks say what to change.
+
+The paper leaves open what one block's DSS++ is. Here it is b[l], the rank percentile of the block's diversity plus that
+of its saliency among the blocks at the same position of all networks told (`sites.BlockRanks`). Where blocks have no
+choices of their own the stage that governs them stands for them (`sites.Sites`).
+
+A generation changes the 50 best networks of the archive, ranked anew. A mutant redraws its share of lowest blocks, each
+to another one; a child takes over from a partner of the same width the blocks that are better there. The pair is drawn
+for every child, since Algorithm 1 read literally makes all children of a step equal.
+
+Velocity: networks are discrete, so eq. 12 cannot move one. Each place i of the population has x_i, the percentile of
+its member's value, and v_i <- w v_i + g1 u1 (pb_i - x_i) + g2 u2 (1 - x_i), which sets the share of blocks to change,
+clip(.1 + .4 max(0, v_i), .1, .6): those that lag behind change more. Percentiles are taken in the population, for in
+the archive all of its 50 best stand at nearly 1; a member keeps its place while it is among the best, and a newcomer
+takes the place of one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from lightning_tas.errors import UserError
+from lightning_tas.limits import Region
+from lightning_tas.proxies.registry import least, one_of, proxy
+from lightning_tas.search.evolution import Generational, GenerationSettings
+from lightning_tas.search.history import Codes
+from lightning_tas.search.objective import FloatArray, Objective, Scores, dropped
+from lightning_tas.search.settings import Probability
+from lightning_tas.search.sites import BlockRanks, Site, Sites
+from lightning_tas.search.strategy import Draft, register_strategy
+
+DONORS, FINALS = ("same", "best"), ("archive", "population")
+# Pairs whose children are looked at together.
+_CHUNK = 128
+# Redraws of a stage's choices until one of them differs.
+_REDRAWS = 8
+
+
+@dataclass(frozen=True)
+class BlockwiseSettings(GenerationSettings):
+    """As `GenerationSettings`, and what the paper gives no values for.
+
+    guide: whose per-block numbers rank blocks: "dss_pp" (diversity and saliency), or a proxy with parts per block, as
+    "dss" for the ablation; None is "dss" with that as the objective, else "dss_pp". rho: share of blocks that change
+    without pso. pso: eqs. 12-13 set the share, see the module. inertia, pull_own, pull_best: w, g1, g2.
+    pso_noise: the factors u in [0, 1) of particle swarms, which the paper's equation lacks. donor: a child's new block
+    is its partner's at the same index, or the partner's best block of the stage. final: where the winner is taken from.
+    """
+
+    generations: Annotated[int, least(0)] = 160
+    top: Annotated[int, least(1)] = 50
+    tries: Annotated[int, least(1)] = 50
+    guide: str | None = None
+    rho: Probability = 0.3
+    pso: bool = True
+    pso_noise: bool = True
+    inertia: Annotated[float, least(0)] = 0.7
+    pull_own: Annotated[float, least(0)] = 1.5
+    pull_best: Annotated[float, least(0)] = 1.5
+    donor: Annotated[str, one_of(DONORS)] = "same"
+    final: Annotated[str, one_of(FINALS)] = "archive"
+
+
+@register_strategy("blockwise")
+class Blockwise(Generational):
+    """50 random networks, then 160 generations of 25 mutants and 25 children: 8,050 evaluations.
+
+    With objective "dss_pp" this is T-Razor's BE+DSS++; with "dss" its ablation BE+DSS. The other two of Table V are the
+    strategy "random" with either. With any other objective the guide's scores are needed beside it.
+    """
+
+    Settings = BlockwiseSettings
+    settings: BlockwiseSettings
+
+    def __init__(self, region: Region, objective: Objective | str, seed: int = 0, **settings: Any) -> None:
+        super().__init__(region, objective, seed, **settings)
+        guide = self.settings.guide or ("dss" if self.objective.name == "dss" else "dss_pp")
+        if guide != "dss_pp" and proxy(guide).combines:
+            raise UserError(f"guide of blockwise: {guide!r} has no numbers per block; name one of its components")
+        self._source = "dss" if guide == "dss_pp" else guide
+        self._quantities = ("diversity", "saliency") if guide == "dss_pp" else ("",)
+        self.sites = Sites(self.space)
+        self._slots: list[int] = []  # the population, as indices of the history
+        self._velocity: list[float] = []
+        self._own_best: list[float] = []
+        self._forget()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.objective.needs, self._source)))
+
+    # --- scores of blocks ---------------------------------------------------------------------------------------------
+
+    def _numbers(self, scores: Scores, quantity: str) -> Sequence[float]:
+        score = scores[self._source]
+        return score.blocks.get(quantity, ()) if quantity else score.parts
+
+    def _check(self, place: int, row: Codes, scores: Scores) -> None:
+        super()._check(place, row, scores)
+        depth = sum(self.sites.depths(row))
+        for quantity in self._quantities if scores[self._source].valid else ():
+            given = len(self._numbers(scores, quantity))
+            if given != depth:
+                what = f"{quantity} " if quantity else ""
+                raise UserError(
+                    f"tell: the score of {self._source} in result {place} has {what}numbers of {given} blocks, "
+                    f"and the network has {depth}"
+                )
+
+    def _vectors(self, index: int) -> FloatArray:
+        """(Q, P) numbers of one network's blocks at their positions, all NaN for a network without them."""
+        row, scores = self.history.rows[index], self.history.scores[index]
+        source = scores[self._source]
+        if not source.valid or dropped(source):
+            return np.full((len(self._quantities), self.sites.positions), np.nan)
+        return np.stack([self.sites.spread(row, self._numbers(scores, q)) for q in self._quantities])
+
+    def block_scores(self, indices: Sequence[int]) -> FloatArray:
+        """b (n, P) of networks of the history, at the positions of `sites`, among all told; NaN where no block is."""
+        new = range(len(self._known), len(self.history))
+        if new:
+            added = [self._vectors(i) for i in new]
+            self._known += added
+            self._ranks.add(np.stack(added))
+        return self._ranks.scores(np.stack([self._known[i] for i in indices]))
+
+    # --- the population -----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        chosen = self.history.top(self.settings.top)
+        if not chosen:
+            return False
+        self._slots = _places(self._slots, chosen)
+        scores = self.sites.of(self.block_scores(self._slots))  # (population, sites)
+        self._site_scores = scores
+        there = np.sum(~np.isnan(scores), axis=1)
+        self._count = np.maximum(1, (self._shares() * there + 0.5).astype(int)).tolist()
+        # Each member's sites from its lowest to its best.
+        self._order = [
+            order[:n].tolist() for order, n in zip(np.argsort(scores, axis=1, kind="stable"), there, strict=True)
+        ]
+        rows = np.stack([self.history.rows[i] for i in self._slots])
+        widths = rows[:, self.sites.widths]
+        alike = (widths[:, None] == widths[None]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
+        # Whom each member may cross with: those of its width or, where it has no such partner, all others.
+        alike[~alike.any(axis=1)] = True
+        self._partners = alike & ~np.eye(len(rows), dtype=bool)
+        return True
+
+    def _shares(self) -> FloatArray:
+        """The share of blocks to change per place of the population; moves its velocities on."""
+        s, n = self.settings, len(self._slots)
+        x = np.ones(1) if n == 1 else (rankdata(self.history.values[self._slots]) - 1) / (n - 1)
+        velocity = np.concatenate([self._velocity, np.zeros(n)])[:n]
+        best = np.maximum(x, np.concatenate([self._own_best, np.zeros(n)])[:n])
+        u = self.rng("velocity").random((2, n)) if s.pso_noise else np.ones((2, n))
+        velocity = s.inertia * velocity + s.pull_own * u[0] * (best - x) + s.pull_best * u[1] * (1.0 - x)
+        self._velocity, self._own_best = velocity.tolist(), best.tolist()
+        return np.clip(0.1 + 0.4 * np.maximum(0.0, velocity), 0.1, 0.6) if s.pso else np.full(n, s.rho)
+
+    # --- moves --------------------------------------------------------------------------------------------------------
+
+    def _mutant(self, slot: int, attempt: int) -> Codes | None:
+        rng = self.rng("mutant", slot, attempt)
+        place = int(rng.integers(len(self._slots)))
+        child = self.history.rows[self._slots[place]].copy()
+        for j in self._order[place][: self._count[place]]:
+            child = self._changed(child, self.sites.sites[j], rng)
+        s = self.settings
+        mask = np.zeros(len(child), dtype=bool)
+        chances = [s.depth_prob if self.sites.is_depth(c) else s.embed_prob for c in self.sites.others]
+        mask[self.sites.others] = rng.random(len(chances)) < chances
+        return self.space.redraw_codes(child, mask, int(rng.integers(2**62))) if mask.any() else child
+
+    def _changed(self, row: Codes, site: Site, rng: np.random.Generator) -> Codes:
+        """A network with other choices at a site, at least one of them, wherever the space allows any."""
+        columns = site.columns
+        if self.sites.kind == "block":
+            choices = self.space.block_choices(row, site.stage)
+            others = choices[(choices != row[columns]).any(axis=1)]
+            if len(others):
+                row[columns] = others[int(rng.integers(len(others)))]
+            return row
+        mask = np.zeros(len(row), dtype=bool)
+        mask[columns] = True
+        for _ in range(_REDRAWS):
+            changed: Codes = self.space.redraw_codes(row, mask, int(rng.integers(2**62)))
+            if (changed[columns] != row[columns]).any():
+                break
+        return changed
+
+    def _cross(self, draft: Draft) -> None:
+        """Children of pairs in random order, each pair once: what a pair gives is settled by its scores.
+
+        So there may be less than wanted, since many are known already; mutants take their places.
+        """
+        s, end = self.settings, len(draft) + self.settings.crossovers
+        pairs = np.argwhere(self._partners)[self.rng("pairs").permutation(int(self._partners.sum()))]
+        for start in range(0, min(len(pairs), s.tries * s.crossovers), _CHUNK):
+            if len(draft) >= end:
+                return
+            chunk = pairs[start : start + _CHUNK].tolist()
+            children = [child for a, b in chunk if (child := self._child(a, b)) is not None]
+            if children:
+                draft.offer(np.stack(children), end - len(draft))
+        draft.fill(end - len(draft), lambda slot, attempt: self._mutant(s.mutations + slot, attempt), s.tries)
+
+    def _child(self, a: int, b: int) -> Codes | None:
+        """Member `a` with the blocks that are better in `b`, its lowest ones; None where there are none."""
+        better = (self._site_scores[a] < self._site_scores[b]).tolist()
+        lower = [j for j in self._order[a] if better[j]][: self._count[a]]
+        if not lower:
+            return None
+        child, other = self.history.rows[self._slots[a]].copy(), self.history.rows[self._slots[b]]
+        sites = self.sites.sites
+        for j in lower:
+            child[sites[j].columns] = other[sites[self._donor(b, j)].columns]
+        return child
+
+    def _donor(self, place: int, site: int) -> int:
+        """Where a member gives from: the same site or, with donor="best", its best block in that stage."""
+        if self.settings.donor == "same" or self.sites.kind != "block":
+            return site  # the choices of other stages are other ones
+        stage = self.sites.sites[site].stage
+        return next(j for j in reversed(self._order[place]) if self.sites.sites[j].stage == stage)
+
+    # --- result and state ---------------------------------------------------------------------------------------------
+
+    def _eligible(self) -> Sequence[int] | None:
+        """With final="population": the last population and what came of it."""
+        if self.settings.final == "archive" or not self.generation:
+            return None
+        return sorted({*self._slots, *self.history.since(self.generation - 1)})
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {
+            "slots": list(self._slots),
+            "velocity": list(self._velocity),
+            "own_best": list(self._own_best),
+        }
+
+    def _load_extra_state(self, state: Mapping[str, Any]) -> None:
+        self._slots, self._velocity = list(state["slots"]), list(state["velocity"])
+        self._own_best = list(state["own_best"])
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what follows from the history; it is made again when it is asked for."""
+        self._known: list[FloatArray] = []
+        self._ranks = BlockRanks(len(self._quantities), self.sites.positions)
+
+
+def _places(before: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """The chosen networks, those that had a place before in the same one, newcomers in the others, best first."""
+    staying = [i if i in chosen else None for i in before][: len(chosen)]
+    staying += [None] * (len(chosen) - len(staying))
+    held = {i for i in staying if i is not None}
+    newcomers = iter([i for i in chosen if i not in held])
+    return [next(newcomers) if i is None else i for i in staying]
