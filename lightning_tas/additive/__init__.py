@@ -1,8 +1,8 @@
 """Exact optimisation and counting over sums of tables: every network of a space at once, without enumerating them."""
 
-from lightning_tas.additive.members import Members, TooMany, count, feasible, ranges, sample
+from lightning_tas.additive.members import Members, TooMany, count, ranges, sample
 from lightning_tas.additive.problem import Problem, Solution
-from lightning_tas.additive.solve import best, front
+from lightning_tas.additive.solve import best, feasible, front
 from lightning_tas.additive.terms import Term, Total
 
 __all__ = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,29 @@ from lightning_tas.additive.terms import FloatArray, Total
 from lightning_tas.errors import UserError, unknown
 
 Bounds = Mapping[str, tuple[float, float]]
-_NEVER = 1 << 62
+OPEN = 1 << 62
+"""Beyond every cost: the whole-number form of an open side (its negative below)."""
+
+
+@dataclass
+class Labels:
+    """Labels of one level: state (L,), costs (C, L), score (L,)."""
+
+    state: Indices
+    costs: IntArray
+    score: FloatArray
+
+    @classmethod
+    def start(cls, costs: int) -> Labels:
+        """The one of no columns assigned."""
+        return cls(np.zeros(1, dtype=np.intp), np.zeros((costs, 1), dtype=np.int64), np.zeros(1))
+
+    def take(self, at: npt.NDArray[np.intp]) -> Labels:
+        """Those at `at`."""
+        return Labels(self.state[at], self.costs[:, at], self.score[at])
+
+    def __len__(self) -> int:
+        return len(self.state)
 
 
 def check_bounds(bounds: Bounds | None, costs: Mapping[str, Total]) -> dict[str, tuple[float, float]]:
@@ -35,8 +58,8 @@ def check_bounds(bounds: Bounds | None, costs: Mapping[str, Total]) -> dict[str,
 
 def whole_bounds(bounds: Mapping[str, tuple[float, float]]) -> tuple[IntArray, IntArray]:
     """The least and greatest whole numbers within the bounds, (C,) each; open sides are beyond every cost."""
-    low = [-_NEVER if math.isinf(b[0]) else math.ceil(b[0]) for b in bounds.values()]
-    high = [_NEVER if math.isinf(b[1]) else math.floor(b[1]) for b in bounds.values()]
+    low = [-OPEN if math.isinf(b[0]) else math.ceil(b[0]) for b in bounds.values()]
+    high = [OPEN if math.isinf(b[1]) else math.floor(b[1]) for b in bounds.values()]
     return np.asarray(low, dtype=np.int64), np.asarray(high, dtype=np.int64)
 
 
@@ -62,8 +85,8 @@ def reach(plan: Plan) -> tuple[list[IntArray], list[IntArray]]:
     number = len(plan.steps[0].costs)
     least, most = [np.zeros((number, 1), dtype=np.int64)], [np.zeros((number, 1), dtype=np.int64)]
     for step in reversed(plan.steps):
-        least.append(by_source(step, step.costs + least[-1][:, step.target], np.minimum, _NEVER))
-        most.append(by_source(step, step.costs + most[-1][:, step.target], np.maximum, -_NEVER))
+        least.append(by_source(step, step.costs + least[-1][:, step.target], np.minimum, OPEN))
+        most.append(by_source(step, step.costs + most[-1][:, step.target], np.maximum, -OPEN))
     return least[::-1], most[::-1]
 
 
@@ -81,14 +104,14 @@ def pack(state: Indices, costs: IntArray, unit: IntArray, settled: npt.NDArray[n
     key = state.astype(np.int64)
     size = int(key.max(initial=0)) + 1
     for i, cost in enumerate(costs):
-        least = int(cost.min(initial=_NEVER))
+        least = int(cost.min(initial=OPEN))
         place = (cost - least) // unit[i]
         if settled is not None:
             place = np.where(settled[i], 0, place + 1)
         number = int(place.max(initial=0)) + 1
-        if size * number >= _NEVER:  # ranks instead of values: there are no more than labels
+        if size * number >= OPEN:  # ranks instead of values: there are no more than labels
             key, size = _ranks(key)
-            if size * number >= _NEVER:
+            if size * number >= OPEN:
                 place, number = _ranks(place)
         key = key * number + place
         size *= number

@@ -171,15 +171,3 @@ def sample(
     `UserError` where there is none, `TooMany` where they cannot be counted. For more draws keep a `Members`.
     """
     return Members(space, costs, bounds).sample(seed, n)
-
-
-def feasible(
-    space: SearchSpace, costs: Mapping[str, Total], bounds: Bounds | None = None, max_labels: int = MAX_LABELS
-) -> bool | None:
-    """Whether any member of `space` is within `bounds`; None where that takes more than `max_labels` labels."""
-    for name, (low, high) in check_bounds(bounds, costs).items():
-        least, most = ranges(space, costs[name])
-        if least > high or most < low:
-            return False
-    found = count(space, costs, bounds, max_labels)
-    return None if found is None else found > 0

@@ -1,53 +1,86 @@
-"""Which labels no other one dominates: scores not above, every cost not below.
+"""Which labels no other one of their group dominates: scores not above, every cost not below.
 
-`nondominated` is exact. `thinned` is a coarse filter for many labels, of one pass over a grid: what it drops is
-dominated, what it keeps need not be undominated. Both treat groups (states) apart.
+`undominated` is exact. Where labels are many it first passes a grid over two costs, whose cells know the best score
+below and left of them: that drops most of what is dominated in one pass.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_tas.additive.plan import Indices, IntArray
 from lightning_tas.additive.terms import FloatArray
 
-BoolArray = npt.NDArray[np.bool_]
+_MANY = 20_000
+_CELLS = 512
 _PAIRS = 2048
 
 
-def nondominated(score: FloatArray, costs: IntArray) -> Indices:
-    """The labels (score (N,), costs (C, N)) that no other dominates, ascending by costs; of equal ones the first.
+def undominated(group: IntArray, score: FloatArray, costs: IntArray, keep: int = 1) -> Indices:
+    """Where the labels are that fewer than `keep` others of their group certainly dominate; of equal ones the first.
 
-    One and two costs take N log^2 N operations, more costs N times the labels kept.
+    group, score: (N,); costs: (C, N). Dominating needs a score at least and no cost above. With `keep` 1 exactly those
+    that nothing dominates; above, those of the first `keep` layers (what is undominated, what is without these, ...):
+    a label of a later layer has a dominator in each of them. Up to two costs take N log^2 N operations, more take N
+    times the labels kept. Ascending by group and costs.
     """
-    order = np.lexsort((np.arange(len(score)), -score, *costs[::-1]))
-    if not len(order) or not len(costs):
-        return order[:1]
-    if len(costs) == 1:
-        value = score[order]
-        best = np.maximum.accumulate(value)
-        return order[np.concatenate([[True], value[1:] > best[:-1]])]
-    if len(costs) == 2:
-        return order[_staircases(score[order], costs[1, order])]
-    return order[_pairwise(score[order], costs[:, order])]
+    left = np.arange(len(score))
+    layers = []
+    for _ in range(keep):
+        if not len(left):
+            break
+        at = left[coarse(group[left], score[left], costs[:, left])] if len(left) > _MANY else left
+        at = at[_exact(group[at], score[at], costs[:, at])]
+        layers.append(at)
+        if keep > 1:
+            left = np.setdiff1d(left, at, assume_unique=True)
+    found = np.concatenate(layers) if layers else left
+    return found[np.lexsort((*costs[::-1, found], group[found]))] if keep > 1 else found
 
 
-def _staircases(score: FloatArray, second: IntArray) -> Indices:
-    """Of labels ascending by the first cost, those that no earlier one beats in score and second cost.
+def coarse(group: IntArray, score: FloatArray, costs: IntArray) -> Indices:
+    """Where the labels are that none of a cell lower in both of two costs beats: what is dropped is dominated."""
+    if len(costs) != 2 or not len(score):
+        return np.arange(len(score))
+    groups, number = np.unique(group, return_inverse=True)
+    if len(groups) > 64:
+        return np.arange(len(score))
+    cell = number.reshape(-1).astype(np.int64)
+    for cost in costs:
+        least = int(cost.min())
+        width = (int(cost.max()) - least) // _CELLS + 1
+        cell = cell * _CELLS + (cost - least) // width
+    best = np.full(len(groups) * _CELLS * _CELLS, -np.inf)
+    np.maximum.at(best, cell, score)
+    grid = best.reshape(len(groups), _CELLS, _CELLS)
+    np.maximum.accumulate(grid, axis=1, out=grid)
+    np.maximum.accumulate(grid, axis=2, out=grid)
+    below = np.full_like(grid, -np.inf)
+    below[:, 1:, 1:] = grid[:, :-1, :-1]  # lower in both costs, so in truth less of both
+    return np.flatnonzero(below.reshape(-1)[cell] < score)
+
+
+def _exact(group: IntArray, score: FloatArray, costs: IntArray) -> Indices:
+    order = np.lexsort((-score, *costs[::-1], group))
+    if len(costs) > 2:
+        return order[_pairwise(group[order], score[order], costs[:, order])]
+    # An earlier group must never dominate a later one: its second costs count as greater than all of those.
+    second = costs[1, order] if len(costs) == 2 else np.zeros(len(order), dtype=np.int64)
+    by_second = np.lexsort((second, -group[order]))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[by_second] = np.arange(len(order))  # of equal costs the earlier first
+    return order[_staircases(score[order], rank)]
+
+
+def _staircases(score: FloatArray, rank: IntArray) -> Indices:
+    """The labels i that no earlier j of smaller rank beats: score[j] >= score[i].
 
     Bottom up: blocks of doubling width; in every pair of blocks, labels of the right one are compared with the best
-    score of the left one up to their second cost. A dominated label needs no further comparing: its dominator stays.
+    score of the left one up to their rank. A beaten label needs no further comparing: what beats it stays.
     """
     number = len(score)
+    level = np.searchsorted(np.sort(score), score, side="left") + 1  # equal scores are equal levels
     alive = np.arange(number)
-    by_second = np.argsort(second, kind="stable")
-    rank = np.empty(number, dtype=np.int64)
-    rank[by_second] = np.arange(number)  # of equal costs the earlier first
-    level = np.empty(number, dtype=np.int64)
-    level[np.argsort(score, kind="stable")] = np.arange(number)
-    ordered = np.sort(score)
-    level = np.searchsorted(ordered, score, side="left")  # equal scores are equal levels
     width = 1
     while width < number:
         pair = alive // (2 * width)
@@ -55,22 +88,23 @@ def _staircases(score: FloatArray, second: IntArray) -> Indices:
         item = alive[at]
         left = (item // width) % 2 == 0
         floor = pair[at] * (number + 1)
-        # Within a pair the running maximum is of its left block only: other pairs' values are below the floor.
-        best = np.maximum.accumulate(floor + np.where(left, level[item] + 1, 0))
-        beaten = ~left & (best - floor >= level[item] + 1)
-        alive = np.sort(item[~beaten])
+        # Floors separate the pairs: a running maximum from an earlier pair is below the floor of this one.
+        best = np.maximum.accumulate(floor + np.where(left, level[item], 0)) - floor
+        beaten = ~left & (best >= level[item])
+        if beaten.any():
+            alive = np.sort(item[~beaten])
         width *= 2
     return alive
 
 
-def _pairwise(score: FloatArray, costs: IntArray) -> Indices:
-    """Of labels in lexicographic order of costs, those that none before dominates; chunk by chunk."""
+def _pairwise(group: IntArray, score: FloatArray, costs: IntArray) -> Indices:
+    """Of labels in lexicographic order of group and costs, those that none before dominates; chunk by chunk."""
     kept = np.zeros(0, dtype=np.intp)
     for start in range(0, len(score), _PAIRS):
         chunk = np.arange(start, min(start + _PAIRS, len(score)))
-        for against in (*np.array_split(kept, len(kept) // _PAIRS + 1), None):
-            rivals = chunk if against is None else against
+        for rivals in (*np.array_split(kept, len(kept) // _PAIRS + 1), chunk):
             beaten = (score[rivals] >= score[chunk, None]) & (rivals < chunk[:, None])
+            beaten &= group[rivals] == group[chunk, None]
             for cost in costs:
                 beaten &= cost[rivals] <= cost[chunk, None]
             chunk = chunk[~beaten.any(axis=1)]

@@ -28,7 +28,7 @@ IntArray = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 MAX_EDGES = 4_000_000
 """Edges of one step; more means that the terms tie too many columns together."""
-OPEN = -1
+UNDECIDED = -1
 """The value of a depth that is not decided yet."""
 
 
@@ -248,7 +248,7 @@ class _Builder:
         values |= {c: picked[:, j].astype(np.int64) for j, c in enumerate(columns) if event.kind != "stop"}
         if event.kind == "stop":
             depth = columns[0]
-            held = values.get(depth, np.full(len(source), OPEN))
+            held = values.get(depth, np.full(len(source), UNDECIDED))
             values[depth] = np.where(decided, picked[:, 0], held)
         score, costs = np.zeros(len(source)), np.zeros((self.number, len(source)), dtype=np.int64)
         for share in self._due(i, event):
@@ -281,7 +281,7 @@ class _Builder:
         """The states (S,) in which the network has a block in this slot."""
         depth = self.layout.depth_column[stage]
         if self.late[stage]:
-            return self.kept[depth] == OPEN if depth in self.kept else np.ones(self.states, dtype=bool)
+            return self.kept[depth] == UNDECIDED if depth in self.kept else np.ones(self.states, dtype=bool)
         return np.asarray(self.layout.depth_choices[stage][self.kept[depth]] > slot)
 
     def _slot(self, event: _Event) -> _Edges:
