@@ -335,7 +335,9 @@ class _Builder:
         for c in columns:
             if c in self.level:
                 automaton, k = self.level[c]
-                found = self.automata[automaton].next[k][classes[automaton], np.maximum(values[c], 0)]
+                # Edges that decide nothing may be in a class of longer prefixes already: they look nothing up.
+                before, chosen = (np.where(decided, array, 0) for array in (classes[automaton], values[c]))
+                found = self.automata[automaton].next[k][before, chosen]
                 classes[automaton] = np.where(decided, found, classes[automaton])
                 possible &= classes[automaton] >= 0
         kept = {c: array for c, array in values.items() if self.until.get(c, -1) > i or self._open(event, c, i)}
