@@ -122,8 +122,8 @@ def say(name: str, bounds: Bounds) -> str:
 
 
 def number(value: float) -> str:
-    """All digits of a whole number, six of any other."""
-    return f"{int(value):,}" if float(value).is_integer() else f"{value:,.6g}"
+    """All digits of a whole number, at least six of any other."""
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:,.6g}" if value < 1e5 else f"{value:,.1f}"
 
 
 def meant(name: str, bounds: Bounds, reached: Bounds) -> str:
