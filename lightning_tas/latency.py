@@ -49,7 +49,10 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of a forward pass over `repeats` of them: median, quartiles (`low_ms`, `high_ms`) and extremes."""
+    """Milliseconds of a forward pass over `repeats` of them: median, quartiles (`low_ms`, `high_ms`) and extremes.
+
+    The rest is as of `Conditions`.
+    """
 
     median_ms: float
     low_ms: float
@@ -57,7 +60,10 @@ class Latency:
     min_ms: float
     max_ms: float
     repeats: int
-    conditions: Conditions
+    batch_size: int
+    threads: int
+    device: str
+    amp_dtype: str
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -230,7 +236,8 @@ def measure(
             bench.time(made, images)
         found = np.array([bench.time(made, images) for _ in range(repeats)]) / NS_PER_MS
     low, median, high = np.percentile(found, [25, 50, 75]).tolist()
-    return Latency(median, low, high, float(found.min()), float(found.max()), repeats, bench.conditions)
+    extremes = float(found.min()), float(found.max())
+    return Latency(median, low, high, *extremes, repeats, **asdict(bench.conditions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +269,7 @@ class LatencyTable:
         threads: int | None = None,
         amp_dtype: torch.dtype | None = None,
         rounds: int = 10,
-        calibrate: int = 4,
+        calibrate: int = 8,
         check: int = 8,
         seed: int = 0,
         progress: Callable[[int, int], None] | None = None,

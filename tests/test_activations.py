@@ -59,7 +59,7 @@ def per_image(net: Any, arch: Architecture) -> int:
         (vit(), {"drop_path_rate": 0.1}),
         (vit(), {"drop_rate": 0.1, "attn_drop_rate": 0.1, "pre_norm": False, "pool": "token", "abs_pos": False}),
         (vit("autoprox_vit"), {"scale": True}),
-        (pit(), {"drop_path_rate": 0.1}),
+        pytest.param(pit(), {"drop_path_rate": 0.1}, marks=pytest.mark.slow),
         (mixed(), {"pool": "avg", "drop_path_rate": 0.1}),
     ],
     ids=["autoformer", "dropout and post-norm", "autoprox_vit", "pit", "mixed"],

@@ -156,7 +156,7 @@ def test_ranges_are_exact(name: str) -> None:
     assert region(space, None).ranges().keys() == {"params", "macs"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_counts_draws_and_refusals_are_those_of_enumeration(data: st.DataObject) -> None:
     """Any limits, on any small space, over sums and other functions."""
@@ -193,7 +193,7 @@ def test_counts_draws_and_refusals_are_those_of_enumeration(data: st.DataObject)
             found.check()
 
 
-@settings(max_examples=25)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 10**4), st.sampled_from(["params", "macs"]), st.booleans())
 def test_draws_from_a_great_space_are_within(place: int, width: int, name: str, upper: bool) -> None:
     space = tas.space("autoformer_tiny")
@@ -319,6 +319,11 @@ def test_a_region_of_one_network_is_exhausted_by_it() -> None:
     assert found.size() == len(drawn) == 1 and tiny.decode(drawn) == [tiny.smallest()]
     assert found.sample(5, 10, seen=[drawn[0].tobytes()]).shape == (0, len(tiny.columns))
     assert found.sample(5, 0).shape == (0, len(tiny.columns))
+
+
+def test_a_table_of_another_space_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^limits.latency: its table is of space 'pit', not of 'vit'$"):
+        region(vit(), {"latency": [None, 3]}, latency=table(pit()))
 
 
 def test_without_limits_the_region_is_the_space() -> None:

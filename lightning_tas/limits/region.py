@@ -93,6 +93,9 @@ class Region:
                     f"limits.{name}: nothing here knows this quantity of a network; give it in quantities "
                     f"(there are {', '.join((*COSTS, *self._given))})"
                 )
+            other = getattr(self._given.get(name), "space", space)
+            if other != space:
+                raise UserError(f"limits.{name}: its table is of space {other.name!r}, not of {space.name!r}")
         self._formula = formula(space.family)
         self._options = _cost_options(net_or_options)
 
