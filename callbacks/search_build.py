@@ -192,7 +192,7 @@ def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, 
         from lightning_tas.population import Population
 
         population = Population(
-            net, around.loader(), around.device, around.amp_dtype, max_images=search.eval_images, progress=False
+            net, around.loader(), around.device, around.amp_dtype, search.eval_images, seed=around.seed
         )
         special[ACCURACY] = AccuracyScorer(
             population, search.racing, search.racing_top, search.racing_error, around.seed

@@ -90,10 +90,19 @@ def compute_all(meters: Sequence[Meter]) -> list[Accuracy]:
     known = [m._sums for m in meters if m._sums is not None]
     device = known[0].device if known else _collective_device()
     empty = torch.zeros(4, dtype=known[0].dtype if known else torch.float64, device=device)
-    sums = torch.stack([empty if m._sums is None else m._sums for m in meters]).clone()  # (meters, 4)
+    sums = _stacked(meters, empty).clone()
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(sums)
     return [_accuracy(row) for row in sums.tolist()]
+
+
+def compute_here(meters: Sequence[Meter]) -> list[Accuracy]:
+    """`Meter.compute` of meters that have seen everything on this rank: no collective, one transfer."""
+    return [_accuracy(row) for row in _stacked(meters, torch.zeros(4, dtype=torch.float64)).tolist()]
+
+
+def _stacked(meters: Sequence[Meter], empty: Tensor) -> Tensor:
+    return torch.stack([empty if m._sums is None else m._sums for m in meters])  # (meters, 4)
 
 
 def _collective_device() -> torch.device:
@@ -122,7 +131,7 @@ def preserved_rng() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _measuring(net: nn.Module, device: torch.device | None) -> Iterator[None]:
+def measuring(net: nn.Module, device: torch.device | None) -> Iterator[None]:
     """`net` in eval mode and on `device`; afterwards every module is in its own former mode and place again."""
     modes = [(module, module.training) for module in net.modules()]
     home = next(net.parameters()).device
@@ -168,7 +177,7 @@ def evaluate(
     target_device = place or next(net.parameters()).device
     meters = [Meter() for _ in archs]
     # no_grad rather than inference_mode: whatever a network caches in here, training can still use it.
-    with torch.no_grad(), _measuring(net, place), _autocast(target_device, amp_dtype):
+    with torch.no_grad(), measuring(net, place), autocast(target_device, amp_dtype):
         for images, targets in _bar(islice(loader, max_batches), loader, max_batches, progress):
             images = images.to(target_device, non_blocking=True)
             targets = targets.to(target_device, non_blocking=True)
@@ -177,7 +186,7 @@ def evaluate(
     return compute_all(meters)
 
 
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 

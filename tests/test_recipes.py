@@ -139,13 +139,25 @@ ETAS: dict[str, Any] = {
 FASHION: dict[str, Any] = {"data.name": "fashion_mnist", "data.img_size": None, "data.search_val": 2000}
 TABLES: dict[str, dict[str, Any]] = {
     "autoformer_tiny": {
-        **SHARED, **AUTOFORMER, **EVOLUTION, "space": "autoformer_tiny", "limits.params": ["5M", "6M"],
+        **SHARED,
+        **AUTOFORMER,
+        **EVOLUTION,
+        "space": "autoformer_tiny",
+        "limits.params": ["5M", "6M"],
     },
     "autoformer_small": {
-        **SHARED, **AUTOFORMER, **EVOLUTION, "space": "autoformer_small", "limits.params": ["13M", "23M"],
+        **SHARED,
+        **AUTOFORMER,
+        **EVOLUTION,
+        "space": "autoformer_small",
+        "limits.params": ["13M", "23M"],
     },
     "autoformer_base": {
-        **SHARED, **AUTOFORMER, **EVOLUTION, "space": "autoformer_base", "limits.params": ["42M", "54M"],
+        **SHARED,
+        **AUTOFORMER,
+        **EVOLUTION,
+        "space": "autoformer_base",
+        "limits.params": ["42M", "54M"],
     },
     "t_razor_tiny": {**T_RAZOR, "space": "autoformer_tiny", "limits.params": ["5M", "7M"]},
     "t_razor_small": {**T_RAZOR, "space": "autoformer_small", "limits.params": ["20M", "23M"]},

@@ -263,6 +263,23 @@ class TASDataModule(pl.LightningDataModule):
             return self.test_dataloader()
         return self._eval_loader(data.train, self._splits.search_val)
 
+    def search_loader(self) -> CountedLoader:
+        """The search-validation split, the whole of it on every process, for choosing networks.
+
+        Raises:
+            UserError: nothing is held out; the test set chooses nothing.
+        """
+        data = self.load()
+        assert self._splits is not None
+        source, indices = data.train, self._splits.search_val
+        if data.val is not None:
+            source, indices = data.val, np.arange(len(data.val))  # type: ignore[arg-type]
+        if not len(indices):
+            raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
+        batch_size = self.config.eval_batch_size or self.config.batch_size
+        images = AugmentedImages(source, indices, self._pipeline(train=False), self.seed)
+        return self._loader(images, EvalOrder(indices, batch_size, 0, 1))
+
     def test_dataloader(self) -> CountedLoader:
         """The test set."""
         data = self.load()

@@ -204,9 +204,7 @@ class InheritedTables:
             self._blocks[name] = lookup.blocks
             self.seconds[name] = time.perf_counter() - began
 
-    def scores(
-        self, archs: Codes | Iterable[Architecture], wanted: Sequence[Proxy], by_block: bool = False
-    ) -> Scores:
+    def scores(self, archs: Codes | Iterable[Architecture], wanted: Sequence[Proxy], by_block: bool = False) -> Scores:
         """Scores of architectures of the space, or of their codes (N, K), by the proxies `wanted`.
 
         by_block: also the sums by block where a proxy has some; that is slow for a million networks.

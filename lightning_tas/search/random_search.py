@@ -21,9 +21,9 @@ _POOL = 8
 
 @dataclass(frozen=True)
 class RandomSettings(NoSettings):
-    """n: networks in all. batch: networks of a generation. stratify: spread them over the range of parameter counts."""
+    """networks: how many in all. batch: networks of a generation. stratify: spread them over the range of parameter counts."""
 
-    n: Annotated[int, least(1)] = 8000
+    networks: Annotated[int, least(1)] = 8000
     batch: Annotated[int, least(1)] = 50
     stratify: bool = False
 
@@ -41,11 +41,11 @@ class RandomSearch(Strategy):
 
     @property
     def budget(self) -> int:
-        return self.settings.n
+        return self.settings.networks
 
     def _propose(self) -> Draft:
         draft = self._draft()
-        size = min(self.settings.batch, self.settings.n - len(self.history))
+        size = min(self.settings.batch, self.settings.networks - len(self.history))
         if self.settings.stratify:
             draft.offer(self._spread[len(self.history) :][:size])
         self._add_random(draft, size - len(draft))
@@ -54,7 +54,7 @@ class RandomSearch(Strategy):
     @cached_property
     def _spread(self) -> Codes:
         """All networks of a stratified search, in random order: a function of the seed alone."""
-        n = self.settings.n
+        n = self.settings.networks
         pool = self.region.sample(derive(self.seed, "search.stratify"), _POOL * n)
         chosen = spread(np.asarray(self.region.quantities(pool)["params"], dtype=np.float64), n)
         order = numpy_generator(self.seed, "search.stratify.order").permutation(len(chosen))

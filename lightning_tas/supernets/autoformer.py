@@ -11,6 +11,7 @@ d width of the sub-network.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.families import AUTOFORMER, AUTOPROX_VIT
 from lightning_tas.supernets.elastic import ElasticLayerNorm, ElasticLinear, ElasticPatchEmbed
 from lightning_tas.supernets.elastic_blocks import ElasticBlock
-from lightning_tas.supernets.elastic_network import ElasticNetwork
+from lightning_tas.supernets.elastic_network import ElasticNetwork, Step
 from lightning_tas.supernets.registry import register_family
 from lightning_tas.supernets.vision_transformer import (
     FAMILIES,
@@ -86,12 +87,16 @@ class ElasticViT(ElasticNetwork):
             x = x + self.pos_embed[..., :embed_dim]
         return F.dropout(x, self._options.drop_rate * embed_dim / self.embed_dim, self.training)
 
-    def forward_features(self, x: Tensor, arch: Architecture) -> Tensor:
-        """Images to the sub-network's tokens after the final norm, (B, N, d)."""
+    def steps(self, arch: Architecture) -> list[Step]:
+        """The forward pass of `arch` from images up to the last block's tokens, step by step."""
         self.check(arch)
-        x = self.embed(x, arch.embed_dim)
-        for block, heads, ratio in zip(self.blocks, arch.num_heads, arch.mlp_ratio, strict=False):
-            x = self._run(block, x, heads, ratio, self.bias_rule)
+        found = [Step(("embed", arch.embed_dim), partial(self.embed, embed_dim=arch.embed_dim))]
+        for i, (heads, ratio) in enumerate(zip(arch.num_heads, arch.mlp_ratio, strict=True)):
+            found.append(Step((i, heads, ratio), partial(self._block, self.blocks[i], heads, ratio)))
+        return found
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The last block's tokens after the final norm."""
         return self.norm(x)
 
     @torch.no_grad()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,17 @@ from lightning_tas.supernets.image_network import ImageNetwork, StandaloneNetwor
 
 if TYPE_CHECKING:
     from lightning_tas.spaces import SearchSpace
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a sub-network's forward pass: ``run(tokens)``, or of images for the first one.
+
+    After equal steps (by `key`), a step with an equal key computes the same: sub-networks can share it.
+    """
+
+    key: Hashable
+    run: Callable[[Tensor], Tensor]
 
 
 class ElasticNetwork(ImageNetwork, ABC):
@@ -77,8 +89,18 @@ class ElasticNetwork(ImageNetwork, ABC):
         """`UserError` naming quantity, value and maximum when the allocated weights cannot hold `arch`."""
 
     @abstractmethod
+    def steps(self, arch: Architecture) -> list[Step]:
+        """The forward pass of `arch` from images up to the last block's tokens, step by step."""
+
     def forward_features(self, x: Tensor, arch: Architecture) -> Tensor:
         """Images to the sub-network's tokens after the final norm, (B, N, d)."""
+        for step in self.steps(arch):
+            x = step.run(x)
+        return self.finish(x)
+
+    @abstractmethod
+    def finish(self, x: Tensor) -> Tensor:
+        """The last block's tokens after the final norm."""
 
     @abstractmethod
     def subnet_state(self, arch: Architecture) -> dict[str, Tensor]:
@@ -93,6 +115,9 @@ class ElasticNetwork(ImageNetwork, ABC):
         if arch is None:
             raise ValueError("a supernet holds no current sub-network: call net(x, arch) with an architecture")
         return self.forward_head(self.forward_features(x, arch))
+
+    def _block(self, block: nn.Module, num_heads: int, mlp_ratio: float, x: Tensor) -> Tensor:
+        return self._run(block, x, num_heads, mlp_ratio, self.bias_rule)
 
     def touch(self, archs: Sequence[Architecture]) -> Tensor:
         """Zero, as a scalar, with a graph through every parameter that no network of `archs` uses.

@@ -10,6 +10,7 @@ Shapes: B batch, (gh, gw) grid of a stage, N = 1 + gh * gw its tokens (class tok
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.families import widths
 from lightning_tas.supernets.elastic import ElasticLayerNorm, ElasticLinear, ElasticPatchEmbed
 from lightning_tas.supernets.elastic_blocks import ElasticBlock
-from lightning_tas.supernets.elastic_network import ElasticNetwork
+from lightning_tas.supernets.elastic_network import ElasticNetwork, Step
 from lightning_tas.supernets.pit import (
     FAMILY,
     PoolingTransformer,
@@ -114,21 +115,33 @@ class ElasticPiT(ElasticNetwork):
             limits = {**size, "hidden": int(size["mlp_ratio"] * size["embed_dim"]), "num_heads": value}
             self._refuse(name, value, limits[key])
 
-    def forward_features(self, x: Tensor, arch: Architecture) -> Tensor:
-        """Images to the sub-network's tokens of the last stage after the final norm, (B, N, C)."""
-        self.check(arch)
+    def embed(self, x: Tensor, dim: int) -> Tensor:
+        """Images (B, in_chans, H, W) to the first block's tokens (B, N, dim)."""
         self.check_images(x)
-        dims = widths(arch)
-        x = self.patch_embed(x, dims[0])
+        x = self.patch_embed(x, dim)
         if self.pos_embed is not None:
-            x = x + self.pos_embed[:, : dims[0]].flatten(2).transpose(1, 2)
-        x = F.dropout(x, self._options.drop_rate * dims[0] / self.sizes[0]["embed_dim"], self.training)
-        x = torch.cat([self.cls_token[..., : dims[0]].expand(len(x), -1, -1), x], dim=1)  # (B, N, C)
-        blocks = self.stage_blocks
+            x = x + self.pos_embed[:, :dim].flatten(2).transpose(1, 2)
+        x = F.dropout(x, self._options.drop_rate * dim / self.sizes[0]["embed_dim"], self.training)
+        return torch.cat([self.cls_token[..., :dim].expand(len(x), -1, -1), x], dim=1)  # (B, N, C)
+
+    def steps(self, arch: Architecture) -> list[Step]:
+        """The forward pass of `arch` from images up to the last block's tokens, step by step."""
+        self.check(arch)
+        dims, blocks = widths(arch), self.stage_blocks
+        found = [Step(("embed", dims[0]), partial(self.embed, dim=dims[0]))]
         for s, i, ratio in stage_ratios(arch):
             if s and not i:
-                x = self.pools[s - 1](x, dims[s])
-            x = self._run(blocks[s][i], x, dims[s] // arch.base_dim, ratio, self.bias_rule)
+                found.append(Step(("pool", s, dims[s]), partial(self._pool, s - 1, dims[s])))
+            heads = dims[s] // arch.base_dim
+            found.append(Step((s, i, heads, ratio), partial(self._block, blocks[s][i], heads, ratio)))
+        return found
+
+    def _pool(self, place: int, dim: int, x: Tensor) -> Tensor:
+        pooled: Tensor = self.pools[place](x, dim)
+        return pooled
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The last block's tokens after the final norm, (B, N, C)."""
         return self.norm(x)
 
     @torch.no_grad()

@@ -210,7 +210,9 @@ def test_refusals(tmp_path: Path) -> None:
         RandomSearch("snip", {"parms": [1, 2]})
     with pytest.raises(UserError, match=r"limits.params: no network of 'mini' has params of at most 10"):
         fit(tmp_path, RandomSearch("snip", {"params": [None, 10]}))
-    alone = RetrainModule(small.make_net().subnet(small.candidates()[0]), small.make_module(small.make_net()).train_config, 8)
+    alone = RetrainModule(
+        small.make_net().subnet(small.candidates()[0]), small.make_module(small.make_net()).train_config, 8
+    )
     with pytest.raises(UserError, match="RetrainModule trains no supernet"):
         RandomSearch("snip").setup(pl.Trainer(logger=False), alone, "fit")
     with pytest.raises(UserError, match="'accuracy' needs held-out images"):

@@ -167,7 +167,12 @@ def test_tiny_spaces_are_exhausted(fit: Fit, capsys: pytest.CaptureFixture[str])
     one = "space={name: one, embed_dim: [16], depth: [1], num_heads: [1], mlp_ratio: [1]}"
     for name, space, size in (("tiny", "", 40), ("one", one, 1)):
         for strategy in ("random", "blockwise", "evolution"):
-            overrides = [*TRAINING_FREE, f"search.strategy={strategy}", "search.options=null", *([space] if space else [])]
+            overrides = [
+                *TRAINING_FREE,
+                f"search.strategy={strategy}",
+                "search.options=null",
+                *([space] if space else []),
+            ]
             status, run = fit(f"{name}-{strategy}", *overrides)
             assert status == 0
             ids = [row["id"] for row in rows(run / "search.csv")]
@@ -177,7 +182,12 @@ def test_tiny_spaces_are_exhausted(fit: Fit, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 def test_networks_may_be_judged_by_training_them(fit: Fit) -> None:
-    overrides = ("search.score=trained", "search.strategy=random", "search.options={networks: 2}", "data.train_subset=128")
+    overrides = (
+        "search.score=trained",
+        "search.strategy=random",
+        "search.options={networks: 2}",
+        "data.train_subset=128",
+    )
     status, run = fit("a", *TRAINING_FREE, *overrides)
     assert status == 0
     scored = rows(run / "search.csv")

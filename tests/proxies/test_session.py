@@ -38,9 +38,7 @@ def test_equals_score_many_and_blocks_add_up(family: str, mode: str) -> None:
     for seed in range(2):
         archs = net.space.sample(seed=seed, n=3)
         found = session.score(archs)
-        want = tas.score_many(
-            ["dss", "snip"], net, archs, mode=mode, batch_size=2, options={"dss": {"qkv": "split"}}
-        )
+        want = tas.score_many(["dss", "snip"], net, archs, mode=mode, batch_size=2, options={"dss": {"qkv": "split"}})
         for name in ("dss", "snip"):
             assert found.value(name).tolist() == want.value(name).tolist()
         for place, arch in enumerate(archs):
