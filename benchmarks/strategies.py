@@ -4,8 +4,8 @@
     python benchmarks/strategies.py --runs runs/t_razor_tiny/a runs/tf_tas_tiny/a --out compared
 
 The first form searches a space under limits with inherited scores (one gradient pass; then millions of networks a
-second), so that thousands of evaluations cost seconds and only the strategies differ. The second one reads searches that
-`python -m lightning_tas.search` has made.
+second), so that thousands of evaluations cost seconds and only the strategies differ. The second one reads searches
+that `python -m lightning_tas.search` has made.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ replacement of m of the n, whose standard deviation is about sqrt((a + b) (1 - m
 by the binomial distribution, which forgets that the images are finite and so errs on the safe side. The candidate is
 given up when all of the k best so far are significantly better.
 
-The error: the j-th of the true k best is better than at least r = k - j + 1 of any k other networks, and it stays unless
-all of them seem significantly better. At worst they are exactly as good. Then the r statistics are normal with
+The error: the j-th of the true k best is better than at least r = k - j + 1 of any k other networks, and it stays
+unless all of them seem significantly better. At worst they are exactly as good. Then the r statistics are normal with
 correlations of 1/2, for all share the candidate's own luck (networks being exchangeable), so one look loses it with
 
     P_r(z) = E[ Phi((sqrt(1/2) U - z) / sqrt(1/2))^r ],   U normal,
 
 and any of the k with at most the sum over r. Over looks a statistic is a stationary Ornstein-Uhlenbeck process in
-log(m / (n - m)) / 2, whose chance to exceed z at any of them is integrated exactly (`ever`). The critical value z is the
-one at which both together are the stated error.
+log(m / (n - m)) / 2, whose chance to exceed z at any of them is integrated exactly (`ever`). The critical value z is
+the one at which both together are the stated error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def ever(z: float, times: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Raced:
-    """What racing found of one network: top-1 [%] on all `images`; or an estimate from fewer, where it was `dropped`."""
+    """What racing found of a network: top-1 [%] on all `images`; or an estimate from fewer, where it was `dropped`."""
 
     top1: float
     images: int

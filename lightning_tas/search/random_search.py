@@ -21,7 +21,7 @@ _POOL = 8
 
 @dataclass(frozen=True)
 class RandomSettings(NoSettings):
-    """networks: how many in all. batch: networks of a generation. stratify: spread them over the range of parameter counts."""
+    """networks: how many. batch: of them in a generation. stratify: spread them over the range of parameter counts."""
 
     networks: Annotated[int, least(1)] = 8000
     batch: Annotated[int, least(1)] = 50

@@ -75,5 +75,5 @@ def test_runs_that_do_not_compare_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"runs: .*{key}.* has another {key} than"):
             read_runs([one, other])
     (one / "search.csv").unlink()
-    with pytest.raises(UserError, match="has no search.csv"):
+    with pytest.raises(UserError, match=r"has no search\.csv"):
         read_runs([one])

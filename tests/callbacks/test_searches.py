@@ -89,7 +89,7 @@ def own_state(path: Path, name: str = "EvolutionSearch") -> dict[str, Any]:
 
 def searching(folder: Path, **more: Any) -> EvolutionSearch:
     given = {"when": "every_n_epochs", "top": 2, **more}
-    return EvolutionSearch("accuracy", {"params": [None, 20_000]}, folder=folder, loader=loader, **SMALL, **given)
+    return EvolutionSearch("accuracy", {"params": [None, 20_000]}, folder=folder, loader=loader, options=SMALL, **given)
 
 
 def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_refusals(tmp_path: Path) -> None:
         RandomSearch("snip", when="later")
     with pytest.raises(UserError, match=r"search.options: .*'populaton'.*Did you mean 'population'"):
         EvolutionSearch("snip", populaton=3)
-    with pytest.raises(UserError, match="search.score: 'snipp' is not valid.*Did you mean 'snip'"):
+    with pytest.raises(UserError, match=r"search.score: 'snipp' is not valid.*Did you mean 'snip'"):
         RandomSearch("snipp")
-    with pytest.raises(UserError, match="limits: 'parms' is not valid.*Did you mean 'params'"):
+    with pytest.raises(UserError, match=r"limits: 'parms' is not valid.*Did you mean 'params'"):
         RandomSearch("snip", {"parms": [1, 2]})
     with pytest.raises(UserError, match=r"limits.params: no network of 'mini' has params of at most 10"):
         fit(tmp_path, RandomSearch("snip", {"params": [None, 10]}))
