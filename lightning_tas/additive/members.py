@@ -33,8 +33,8 @@ from lightning_tas.spaces import SearchSpace
 
 Counts = npt.NDArray[Any]
 """int64 where the space's size fits, else Python integers (dtype object)."""
-MAX_LABELS = 20_000_000
-"""Partial networks to tell apart, all layers together: about 0.5 GB and ten seconds."""
+MAX_LABELS = 5_000_000
+"""Partial networks to tell apart, all layers together: at most some seconds and 0.5 GB."""
 
 
 def ranges(space: SearchSpace, total: Total) -> tuple[float, float]:

@@ -52,3 +52,7 @@ class Total:
 
     def __add__(self, other: Total) -> Total:
         return Total((*self.terms, *other.terms))
+
+    def scaled(self, factor: float) -> Total:
+        """This sum times `factor`."""
+        return Total(tuple(Term(term.columns, factor * term.table) for term in self.terms))

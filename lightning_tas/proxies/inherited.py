@@ -226,6 +226,19 @@ class InheritedTables:
                     columns[part.name].blocks.update(enumerate(rows))
         return Scores(wanted, columns, params, macs, lambda: self.space.decode(codes))  # type: ignore[no-any-return]
 
+    def total(self, name: str) -> Total:
+        """The score by the proxy `name` as a sum of tables over codes, of which more is better.
+
+        `UserError` where the pass behind it went wrong, so that all of its scores are invalid.
+        """
+        if name not in self._tables:
+            raise unknown("proxy", name, self._tables)
+        if name in self._flaws:
+            raise UserError(f"{name}: no network has a valid score: {self._flaws[name]}")
+        part = next(part for part in self._parts if part.name == name)
+        value = self._tables[name]["value"]
+        return value if part.higher_is_better else value.scaled(-1.0)
+
     def _check(self, codes: Codes) -> None:
         count = len(self.space.columns)
         if codes.ndim != 2 or codes.shape[1] != count or not np.issubdtype(codes.dtype, np.integer):

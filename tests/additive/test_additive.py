@@ -105,7 +105,7 @@ def test_mistakes(random_problem: Any) -> None:
         count(space, costs, {"latency": (0, 1)})
     with pytest.raises(UserError, match="of macs the lower, 2, exceeds the upper, 1"):
         Problem(space, problem.score, costs, {"macs": (2, 1)})
-    with pytest.raises(UserError, match=r"no member .* is within the bounds"):
+    with pytest.raises(UserError, match="is within the bounds"):
         sample(space, costs, {"params": (10**9, np.inf)}, 0, 1)
     with pytest.raises(UserError, match="numbers: 0 to 10000000 are not all of 0"):
         Members(space, costs).codes([0, 10_000_000])
