@@ -52,16 +52,16 @@ class Exhaustive(Strategy):
                 f"exhaustive: {number} networks of space {self.space.name!r} are within the limits, which is more than "
                 f"cap={self.settings.cap:,}; set narrower limits or a greater cap"
             )
-        self._size = size
+        self._number = size
 
     @property
     def budget(self) -> int:
-        return self._size
+        return self._number
 
     @cached_property
     def _all(self) -> Codes:
         if self.space.size() > _WALK:
-            return self.region.sample(derive(self.seed, "search.exhaustive"), self._size)
+            return self.region.sample(derive(self.seed, "search.exhaustive"), self._number)
         walk, found = self.space.enumerate(), []
         while archs := list(islice(walk, _CHUNK)):
             codes = self.space.encode(archs)

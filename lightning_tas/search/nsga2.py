@@ -19,7 +19,7 @@ from lightning_tas.limits import Region
 from lightning_tas.proxies.registry import least
 from lightning_tas.proxies.score import INVALID
 from lightning_tas.search.history import Codes, Entry
-from lightning_tas.search.objective import FloatArray, Objective, best_first
+from lightning_tas.search.objective import FloatArray, Objective, Values, best_first
 from lightning_tas.search.settings import NoSettings, Probability
 from lightning_tas.search.strategy import Draft, Strategy, register_strategy
 
@@ -107,6 +107,8 @@ class Nsga2(Strategy):
             raise UserError("nsga2: one objective alone has no front; name further objectives or what to minimise")
         self._members: list[int] = []  # the survivors, as indices of the history
         self._ranked: list[tuple[int, int, float]] = []
+        self._tables: list[Values] = []
+        self._tabled = 0
         self._forget()
 
     @property
@@ -186,4 +188,4 @@ class Nsga2(Strategy):
     def _forget(self) -> None:
         """Drop the values of further objectives; they follow from the history."""
         self._tables = [objective.table() for objective in self._objectives]
-        self._tabled: int = 0
+        self._tabled = 0

@@ -251,8 +251,9 @@ def _redrawn(
     for table in layout.tables:
         columns = list(table.variables)
         keep = keep_of(columns)
-        child[columns] = _agreeing(table.rows, parent[None, columns][None], keep[None], rng)[0]
-    for s in range(layout.stages):
+        if not keep.all():  # only the parent's own row agrees with all of itself
+            child[columns] = _agreeing(table.rows, parent[None, columns][None], keep[None], rng)[0]
+    for s in range(layout.stages if layout.block else 0):
         old, new = (int(_depths(layout, codes[None], s)[0]) for codes in (parent, child))
         slots = child[layout.slots(s)].reshape(layout.max_depth[s], len(layout.block))
         kept = keep_blocks(s, new)
