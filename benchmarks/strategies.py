@@ -23,7 +23,8 @@ import lightning_tas as tas
 from lightning_tas.analysis.plots import save_figure
 from lightning_tas.analysis.strategies import Curve, comparison_figure, comparison_table, read_runs
 from lightning_tas.limits import Region
-from lightning_tas.search.exact import EXACT_PROXIES, search_exact
+from lightning_tas.proxies.inherited import LOOKUPS
+from lightning_tas.search.exact import search_exact
 from lightning_tas.search.scorers import ProxyScorer
 from lightning_tas.search.strategy import build_strategy, run
 
@@ -65,8 +66,8 @@ def main() -> None:
         torch.manual_seed(0)
         net = tas.supernet(given.space, num_classes=1000, img_size=given.img_size)
         region = Region(net.space, {"params": given.params}, net)
-        if given.score in EXACT_PROXIES:
-            optimum = search_exact(net, given.score, limits=region.limits).networks[0].score
+        if given.score in LOOKUPS:
+            optimum = search_exact(net, given.score, limits=region).networks[0].score
         curves = []
         for name in given.strategies:
             for seed in range(given.seeds):

@@ -134,14 +134,26 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         "top": search.top,
         "folder": around.folder,
         "settings": settings,
-        "progress": around.progress,
     }
-    proxies = _proxy_scorer(net, search, around)
     if search.strategy == EXACT:
-        options = dict(search.options or {})
         from lightning_tas.callbacks.exact_job import ExactJob
 
-        return ExactJob(net, region, search.proxy_options or {}, search.batch_size, options, **common)
+        given = dict((search.proxy_options or {}).get(search.score, {}))
+        init = None if search.init == "inherited" else search.init
+        batch = _batch(search, around)
+        return ExactJob(
+            region,
+            net,
+            proxy_options=given,
+            seed=around.seed,
+            batch=batch,
+            batch_size=search.batch_size,
+            init=init,
+            device=around.device,
+            **dict(search.options or {}),
+            **common,
+        )
+    proxies = _proxy_scorer(net, search, around)
     scorer = Scorers(proxies, _special(net, search, around))
     strategy = build_strategy(
         str(search.strategy), region, Objective.of(search.score), around.seed, **dict(search.options or {})
@@ -151,6 +163,7 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         scorer,
         key=digest({**json.loads(json.dumps(settings, default=str)), "top": None}),
         on_generation=around.on_generation,
+        progress=around.progress,
         piece=1 if search.score == TRAINED else None,
         **common,
     )
@@ -160,12 +173,17 @@ def _plain(options: Any) -> Any:
     return {} if options is None else {name: dict(own) for name, own in options.items()}
 
 
+def _batch(search: SearchConfig, around: Surroundings) -> tuple[Tensor | None, Tensor | None]:
+    """Images and labels that proxies see; None for Gaussian ones."""
+    if search.images != "data":
+        return None, None
+    if around.batch is None:
+        raise UserError("search.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
+    return around.batch(search.batch_size)
+
+
 def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> ProxyScorer:
-    images = labels = None
-    if search.images == "data":
-        if around.batch is None:
-            raise UserError("search.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
-        images, labels = around.batch(search.batch_size)
+    images, labels = _batch(search, around)
     names = [name for name in judges(search) if name not in OTHERS]
     options: dict[str, Any] = {}
     if names:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.proxies.inherited import LOOKUPS
 from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import chosen
 from lightning_tas.search.config import SearchConfig
+from lightning_tas.search.exact import additive_proxy
 from lightning_tas.search.objective import OTHERS, Objective
 from lightning_tas.search.settings import read_settings
 from lightning_tas.search.strategy import settings_of, strategies, strategy_class
 
-EXACT = "exact"
+EXACT, EXACT_SETTINGS = "exact", ("front",)
 
 
 def strategy_names() -> list[str]:
@@ -44,13 +46,12 @@ def check_search(search: SearchConfig) -> None:
 
 
 def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
-    from lightning_tas.search.exact import EXACT_PROXIES, EXACT_SETTINGS
-
-    if search.score not in EXACT_PROXIES:
-        raise UserError(
-            f"search.score: {search.score!r} is not valid with search.strategy=exact, which needs a sum over blocks; "
-            f"valid: {', '.join(EXACT_PROXIES)}"
-        )
+    try:
+        if search.score in OTHERS:
+            raise UserError(f": {search.score!r} is no sum over blocks; exact search takes {', '.join(LOOKUPS)}")
+        additive_proxy(search.score)
+    except UserError as error:
+        raise UserError(f"search.score: {str(error).partition(': ')[2]}") from None
     if search.mode != "inherited":
         raise UserError(
             f"search.mode: {search.mode!r} is not valid with search.strategy=exact: every network's own gradients "

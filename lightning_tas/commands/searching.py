@@ -125,7 +125,8 @@ def show(context: Context, found: Found, log: bool = True) -> None:
     folder = context.folder.path
     if found.generations:
         say(generations_table(found.generations))
-    say(f"{found.evaluations:,} networks scored; {found.stopped}")
+    what = "networks scored" if found.generations else "partial networks told apart"
+    say(f"{found.evaluations:,} {what}; {found.stopped}")
     say(networks_table(found, context.config.search.score))
     if not log:
         return

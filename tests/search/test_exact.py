@@ -93,7 +93,7 @@ def test_one_member_and_none() -> None:
         search_exact(net, "dss", {"params": (1, 2)})
     # Each limit can be met, both together cannot.
     most = int(tas.cost(net.space.largest(), net).macs)
-    with pytest.raises(UserError, match="params from .* and macs from"):
+    with pytest.raises(UserError, match=r"params from .* and macs from"):
         search_exact(net, "dss", {"params": (params, params), "macs": (most, None)}, front=True)
     fixed = isotropic("one", embed_dim=[24], depth=[2], num_heads=[1], mlp_ratio=[2])
     alone = search_tables(fixed, Total(()), CostOptions(img_size=(32, 32)))
@@ -132,7 +132,7 @@ def test_mistakes() -> None:
         search_exact(net.subnet(net.space.smallest()), "snip")
     with pytest.raises(UserError, match=r"limits: 'param' is not valid.*Did you mean 'params'"):
         search_exact(net, "snip", {"param": (1, 2)})
-    with pytest.raises(UserError, match="limits.params: 5 must be a pair"):
+    with pytest.raises(UserError, match=r"limits\.params: 5 must be a pair"):
         search_exact(net, "snip", {"params": 5})  # type: ignore[dict-item]
     with pytest.raises(UserError, match="the lower one, 3, exceeds the upper one, 2"):
         search_exact(net, "snip", {"params": (3, 2)})
