@@ -50,7 +50,7 @@ SPACES = {
 
 # Few networks per generation, several generations.
 SMALL: dict[str, dict[str, Any]] = {
-    "random": {"n": 30, "batch": 7},
+    "random": {"networks": 30, "batch": 7},
     "evolution": {"population": 8, "generations": 3, "top": 4, "mutations": 4, "crossovers": 3},
     "s3_evolution": {"population": 8, "generations": 3, "top": 4, "mutations": 4, "crossovers": 3},
     "blockwise": {"population": 8, "generations": 3, "top": 6, "mutations": 4, "crossovers": 3, "tries": 8},

@@ -63,7 +63,7 @@ def test_exhaustive_sees_every_network_and_refuses_many(lab: Any) -> None:
 
 def test_random_search_takes_what_is_within_the_limits(lab: Any) -> None:
     region = Region(lab.spaces("autoformer"), {"params": [6e6, 6.2e6]})
-    strategy = lab.build("random", region, n=40)
+    strategy = lab.build("random", region, networks=40)
     archs = lab.trace(strategy)
     assert len(archs) == len(set(archs)) == 40
     assert all(6e6 <= e.params <= 6.2e6 for e in strategy.history)
@@ -73,7 +73,7 @@ def test_stratified_random_search_spreads_parameters(lab: Any) -> None:
     region = lab.region(lab.spaces("s3"))
 
     def spread(**settings: Any) -> float:
-        strategy = lab.build("random", region, n=60, batch=25, **settings)
+        strategy = lab.build("random", region, networks=60, batch=25, **settings)
         assert len(set(lab.trace(strategy))) == 60
         return float(np.std([e.params for e in strategy.history]))
 

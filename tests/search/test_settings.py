@@ -11,6 +11,7 @@ import pytest
 from lightning_tas.errors import UserError
 from lightning_tas.search import strategy as module
 from lightning_tas.search.objective import Objective
+from lightning_tas.search.evolution import GenerationSettings
 from lightning_tas.search.strategy import (
     Draft,
     Strategy,
@@ -24,20 +25,36 @@ from lightning_tas.search.strategy import (
 def test_the_papers_defaults() -> None:
     assert strategies() == ["blockwise", "etas", "evolution", "exhaustive", "nsga2", "random", "s3_evolution"]
     autoformer, s3, razor = settings_of("evolution"), settings_of("s3_evolution"), settings_of("blockwise")
-    names = ("population", "top", "generations", "mutations", "crossovers", "depth_prob", "embed_prob", "block_prob")
-    assert [autoformer[n] for n in names] == [50, 10, 20, 25, 25, 0.4, 0.4, 0.2]
-    assert [s3[n] for n in names] == [50, 10, 20, 25, 25, 0.2, 0.2, 0.4] and s3["elitist"]
-    assert [razor[n] for n in names] == [50, 50, 160, 25, 25, 0.4, 0.4, 0.2]
+    names = ("population", "top", "generations", "depth_prob", "embed_prob", "block_prob")
+    assert [autoformer[n] for n in names] == [50, 10, 20, 0.4, 0.4, 0.2]
+    assert [s3[n] for n in names] == [50, 10, 20, 0.2, 0.2, 0.4] and s3["elitist"]
+    assert [razor[n] for n in names] == [50, 50, 160, 0.4, 0.4, 0.2]
     names = ("rho", "inertia", "pull_own", "pull_best", "pso", "tries", "donor", "final")
     assert [razor[n] for n in names] == [0.3, 0.7, 1.5, 1.5, True, 50, "same", "archive"]
     names = ("first_pool", "first", "pool", "keep", "iterations", "mutate_prob", "patience", "filter")
     assert [settings_of("etas")[n] for n in names] == [500, 3, 100, 3, 10, 0.4, 5, "ntsr"]
-    assert settings_of("random")["n"] == 8000
+    assert settings_of("random")["networks"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("given", "mutants", "children"),
+    [
+        ({}, 25, 25),
+        ({"population": 11}, 6, 5),
+        ({"population": 10, "mutations": 7}, 7, 3),
+        ({"population": 10, "crossovers": 4}, 6, 4),
+        ({"population": 10, "mutations": 2, "crossovers": 3}, 2, 3),
+    ],
+)
+def test_mutants_and_children_are_half_of_a_generation(given: dict[str, int], mutants: int, children: int) -> None:
+    settings = GenerationSettings(**given)
+    assert (settings.mutants, settings.children) == (mutants, children)
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
+        ("evolution", {"population": 5, "crossovers": 6}, r"mutations \+ crossovers: 0 \+ 6 is more than population, 5"),
         ("evolution", {"populaton": 3}, "'populaton' is not valid.*Did you mean 'population'"),
         ("evolution", {"population": 0}, "population of evolution: 0 is not valid; valid: a whole number of at least"),
         ("evolution", {"population": 2.5}, "population of evolution: 2.5"),
