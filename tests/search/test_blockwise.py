@@ -13,6 +13,7 @@ from lightning_tas.proxies.score import Score
 from lightning_tas.search.blockwise import _places
 from lightning_tas.search.sites import Sites
 from lightning_tas.search.strategy import run
+from lightning_tas.spaces import Dimension, SearchSpace
 
 STILL = {"depth_prob": 0.0, "embed_prob": 0.0}
 TEN = {"population": 10, "top": 10, "mutations": 5, "crossovers": 5}
@@ -146,8 +147,6 @@ def test_where_blocks_have_no_choices_their_stage_changes(lab: Any) -> None:
 
 
 def test_where_stages_have_no_choices_the_network_changes(lab: Any) -> None:
-    from lightning_tas.spaces import Dimension, SearchSpace
-
     space = SearchSpace("net", "any", [Dimension("width", "network", (1, 2, 3)), Dimension("depth", "stage", (2,))])
     sites = Sites(space)
     assert sites.kind == "network" and len(sites.sites) == 1 and not sites.others
@@ -159,7 +158,7 @@ def test_the_velocity_is_eq_12_and_13(lab: Any) -> None:
     strategy = lab.build("blockwise", lab.region(lab.spaces("autoformer")), "dss_pp", generations=5, **TEN)
     velocity, best = np.zeros(10), np.zeros(10)
     while not strategy.done:
-        strategy.tell(lab.scorer(strategy.ask(), strategy.needs))
+        strategy.tell([{"dss": lab.score(arch, "dss", flaws=False)} for arch in strategy.ask()])
         if strategy.done:
             break
         # The generation that is pending has been proposed with these.

@@ -24,7 +24,7 @@ def dominates(a: Any, b: Any) -> bool:
     return all(x >= y for x, y in zip(a, b, strict=True)) and any(x > y for x, y in zip(a, b, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(points)
 def test_fronts_equal_the_definition(values: np.ndarray) -> None:
     left, naive = list(range(len(values))), []

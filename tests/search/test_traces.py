@@ -15,13 +15,20 @@ from lightning_tas.errors import UserError
 from lightning_tas.search.strategy import run, strategies
 
 NAMES = sorted(strategies())
-# Objective and space of each strategy: ranked and plain objectives, spaces with and without choices in blocks.
-CASES = [
+# Strategy, objective and space: ranked and plain objectives, spaces with and without choices in blocks.
+QUICK = [
     *((name, "accuracy", "small") for name in NAMES),
-    *((name, "dss_pp", "small") for name in NAMES),
-    *((name, "dss_pp", "pit") for name in NAMES if name != "exhaustive"),
-    *((name, "accuracy", "s3") for name in NAMES if name != "exhaustive"),
+    ("blockwise", "dss_pp", "pit"),
+    ("s3_evolution", "dss_pp", "s3"),
+    ("etas", "dss_pp", "small"),
 ]
+MORE = [
+    (name, objective, space)
+    for name in NAMES
+    for objective, space in (("dss_pp", "small"), ("dss_pp", "pit"), ("accuracy", "s3"))
+    if (name != "exhaustive" or space == "small") and (name, objective, space) not in QUICK
+]
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)]
 LIMITS = {"small": {"params": [6, 14]}, "pit": {"params": [14, 20]}, "s3": {"params": [70, 100]}}
 
 
@@ -30,7 +37,7 @@ def build(lab: Any, case: tuple[str, str, str], seed: int = 0, **settings: Any) 
     return lab.build(name, lab.region(lab.spaces(space), LIMITS[space]), objective, seed, **settings)
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", CASES)
 def test_a_search_is_a_function_of_its_seed(lab: Any, case: tuple[str, str, str]) -> None:
     first = build(lab, case)
     trace = lab.trace(first)
@@ -45,7 +52,7 @@ def test_a_search_is_a_function_of_its_seed(lab: Any, case: tuple[str, str, str]
         assert lab.trace(build(lab, case, seed=1)) != trace
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", CASES)
 def test_what_is_told_is_new_allowed_and_counted(lab: Any, case: tuple[str, str, str]) -> None:
     strategy = build(lab, case)
     generations: list[int] = []
@@ -81,8 +88,8 @@ def test_invalid_and_dropped_networks_count_but_never_win(lab: Any) -> None:
     assert max(s.value for s in scores) > strategy.best.value, "the dropped ones would have won"
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.sampled_from(CASES), st.sampled_from([1, 3, 7, None]), st.sampled_from([1, 2, None]))
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(QUICK), st.sampled_from([1, 3, 7, None]), st.sampled_from([1, 2, None]))
 def test_pieces_make_no_difference(lab: Any, case: tuple[str, str, str], asked: int | None, told: int | None) -> None:
     whole, pieces = build(lab, case), build(lab, case)
     trace = lab.trace(whole)
@@ -90,11 +97,8 @@ def test_pieces_make_no_difference(lab: Any, case: tuple[str, str, str], asked: 
     assert pieces.stats == whole.stats and list(pieces.history) == list(whole.history)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.sampled_from(CASES), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans())
-def test_a_saved_search_continues_bit_for_bit(
-    lab: Any, case: tuple[str, str, str], steps: list[int], asking: bool
-) -> None:
+def interrupted(lab: Any, case: tuple[str, str, str], steps: list[int], asking: bool) -> None:
+    """Save and load after each of `steps`, networks told at once; compare with a search that was left alone."""
     whole, now = build(lab, case), build(lab, case)
     trace, found = lab.trace(whole), []
     for n in steps:
@@ -111,7 +115,23 @@ def test_a_saved_search_continues_bit_for_bit(
     assert now.best == whole.best and now.stopped == whole.stopped
 
 
-@pytest.mark.parametrize("case", CASES[: len(NAMES)], ids="-".join)
+STEPS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(QUICK), STEPS, st.booleans())
+def test_a_saved_search_continues_bit_for_bit(lab: Any, case: Any, steps: list[int], asking: bool) -> None:
+    interrupted(lab, case, steps, asking)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([*QUICK, *MORE]), STEPS, st.booleans())
+def test_any_saved_search_continues_bit_for_bit(lab: Any, case: Any, steps: list[int], asking: bool) -> None:
+    interrupted(lab, case, steps, asking)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_search_saved_at_every_generation_continues(lab: Any, case: tuple[str, str, str]) -> None:
     whole, states = build(lab, case), []
     states.append(lab.saved(whole))
@@ -124,13 +144,13 @@ def test_a_search_saved_at_every_generation_continues(lab: Any, case: tuple[str,
 
 
 def test_a_state_of_another_search_is_refused(lab: Any) -> None:
-    state = lab.saved(build(lab, CASES[0]))
+    state = lab.saved(build(lab, QUICK[0]))
     with pytest.raises(UserError, match="has seed 0, this search 1"):
-        build(lab, CASES[0], seed=1).load_state_dict(state)
+        build(lab, QUICK[0], seed=1).load_state_dict(state)
     with pytest.raises(UserError, match="settings"):
-        build(lab, CASES[0], population=9).load_state_dict(state)
+        build(lab, QUICK[0], population=9).load_state_dict(state)
     with pytest.raises(UserError, match=r"limits .*6"):
-        lab.build(CASES[0][0], lab.region(lab.spaces("small")), CASES[0][1]).load_state_dict(state)
+        lab.build(QUICK[0][0], lab.region(lab.spaces("small")), QUICK[0][1]).load_state_dict(state)
 
 
 def test_what_is_told_must_fit_what_was_asked(lab: Any) -> None:
