@@ -159,7 +159,9 @@ def stages(seeds: int) -> None:
     space = s3_like()
     costs, seconds, _ = timed(lambda: s3_costs(space), 1)
     reach = {name: ranges(space, total) for name, total in costs.items()}
-    print(f"S3-like: {space.size():.3g} networks, params {reach['params']}, MACs {reach['macs']}, tables {seconds:.2f} s")
+    print(
+        f"S3-like: {space.size():.3g} networks, params {reach['params']}, MACs {reach['macs']}, tables {seconds:.2f} s"
+    )
 
     def at(name: str, share: float) -> float:
         low, high = reach[name]
@@ -198,7 +200,7 @@ def evolution(strategies: list[str], seeds: int, images: int) -> None:
     """The best of a search of 8,050 evaluations against the optimum, AutoFormer-Tiny under 5 to 7 M parameters."""
     from lightning_tas.limits import Region
     from lightning_tas.proxies.score import Score
-    from lightning_tas.search.strategy import build_strategy, run
+    from lightning_tas.search.strategy import build_strategy
 
     torch.manual_seed(0)
     net = tas.supernet("autoformer_tiny")

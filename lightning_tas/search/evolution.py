@@ -22,8 +22,8 @@ class GenerationSettings(NoSettings):
     """population: networks of a generation. generations: how many follow the first, random one. top: parents.
 
     mutations, crossovers: how many of a generation come from each, by default half of it; the rest is random. tries:
-    proposals per place before it is filled at random. *_prob: the probability that a choice is redrawn, of depth, of the other choices
-    outside blocks (width), of a block's.
+    proposals per place before it is filled at random. *_prob: the probability that a choice is redrawn, of depth, of
+    the other choices outside blocks (width), of a block's.
     """
 
     population: Annotated[int, least(1)] = 50

@@ -27,7 +27,7 @@ def test_one_network(lab: Any, name: str, objective: str) -> None:
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("etas", "exhaustive")])
 def test_an_exhausted_space_says_so_and_was_seen_once(lab: Any, name: str) -> None:
     region = lab.region(lab.spaces("small"), {"params": [8, 11]})
-    plenty = {"n": 500} if name == "random" else {"generations": 100}
+    plenty = {"networks": 500} if name == "random" else {"generations": 100}
     strategy = lab.build(name, region, "dss_pp", **plenty)
     start = time.perf_counter()
     archs = lab.trace(strategy)

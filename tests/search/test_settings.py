@@ -10,8 +10,8 @@ import pytest
 
 from lightning_tas.errors import UserError
 from lightning_tas.search import strategy as module
-from lightning_tas.search.objective import Objective
 from lightning_tas.search.evolution import GenerationSettings
+from lightning_tas.search.objective import Objective
 from lightning_tas.search.strategy import (
     Draft,
     Strategy,
@@ -54,7 +54,7 @@ def test_mutants_and_children_are_half_of_a_generation(given: dict[str, int], mu
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("evolution", {"population": 5, "crossovers": 6}, r"mutations \+ crossovers: 0 \+ 6 is more than population, 5"),
+        ("evolution", {"population": 5, "mutations": 0, "crossovers": 6}, r"0 \+ 6 is more than population, 5"),
         ("evolution", {"populaton": 3}, "'populaton' is not valid.*Did you mean 'population'"),
         ("evolution", {"population": 0}, "population of evolution: 0 is not valid; valid: a whole number of at least"),
         ("evolution", {"population": 2.5}, "population of evolution: 2.5"),
