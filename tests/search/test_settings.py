@@ -80,8 +80,8 @@ def test_bad_settings_are_named(lab: Any, name: str, settings: dict[str, Any], m
 def test_unknown_names(lab: Any) -> None:
     with pytest.raises(UserError, match=r"strategy: 'evolutoin'.*Did you mean 'evolution'"):
         build_strategy("evolutoin", lab.region(lab.spaces("small")), "accuracy")
-    with pytest.raises(UserError, match=r"objective: 'acuracy'.*Did you mean 'accuracy'"):
-        Objective.of("acuracy")
+    with pytest.raises(UserError, match=r"objective: 'accurracyy'.*Did you mean 'accuracy'"):
+        Objective.of("accurracyy")
     with pytest.raises(UserError, match="registered already"):
         register_strategy("random")(module.Strategy)
 
