@@ -34,6 +34,8 @@ COSTS = ("params", "macs")
 FIRST_ROUND, LAST_ROUND, DRY = 256, 1 << 15, 1 << 7
 # Networks that are looked at one by one where nothing faster is exact, and that are put into a random order.
 SMALL, ORDERED = 1 << 16, 1 << 24
+# Partial networks told apart in counting: it is done only where needed, and may take several seconds and 1 GB.
+LABELS = 12_000_000
 
 
 @runtime_checkable
@@ -174,7 +176,7 @@ class Region:
         They are exactly the region where `exact` is true.
         """
         try:
-            return Members(self.space, *self.whole_limits())
+            return Members(self.space, *self.whole_limits(), max_labels=LABELS)
         except TooMany:
             return None
 
