@@ -233,11 +233,11 @@ class Region:
         return f" The nearest{others}: {'; '.join(said)}." if said and len(totals) == len(self.limits.bounds) else ""
 
     def _extreme(self, name: str, bounds: Mapping[str, Bounds], sign: int) -> int | None:
-        """The greatest (sign 1) or least (-1) value of a sum within bounds; None where nothing is."""
+        """The greatest (sign 1) or least (-1) value of a sum within bounds; None where there is none or no proof."""
         totals = self.whole_limits()[0]
         score = Total(tuple(Term(term.columns, sign * term.table) for term in totals[name].terms))
         found = best(Problem(self.space, score, totals, bounds))
-        return int(found.costs[name][0]) if len(found) else None
+        return int(found.costs[name][0]) if len(found) and found.optimal else None
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
