@@ -224,6 +224,10 @@ class InheritedTables:
                 if own:
                     rows = (dict(zip(own, row, strict=True)) for row in zip(*own.values(), strict=True))
                     columns[part.name].blocks.update(enumerate(rows))
+                    # The value of dss is the sum of both, in its blocks as in the network.
+                    both = zip(*own.values(), strict=True)
+                    parts = (tuple(map(sum, zip(*row, strict=True))) for row in both)
+                    columns[part.name].parts.update(enumerate(parts))
         return Scores(wanted, columns, params, macs, lambda: self.space.decode(codes))  # type: ignore[no-any-return]
 
     def total(self, name: str) -> Total:

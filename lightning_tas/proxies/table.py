@@ -1,7 +1,7 @@
 """Scores of many networks by many proxies: compact columns, whatever computed them.
 
 Rank-combined proxies have no columns of their own: their values depend on the whole set, so they are computed from
-their components when asked for. Parts by block are dropped, and in files the other sums by block, too.
+their components when asked for. Parts and other sums by block are kept in memory, and dropped in files.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ class Column:
     reasons: dict[int, str] = field(default_factory=dict)
     extras: dict[str, FloatArray] = field(default_factory=dict)
     blocks: dict[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    parts: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     def score(self, place: int) -> Score:
-        """The score of one network, without parts."""
+        """The score of one network, with parts and sums by block where they were kept."""
         raw = {key: float(found[place]) for key, found in self.extras.items() if not np.isnan(found[place])}
         valid = bool(self.valid[place])
         reason = self.reasons.get(place, "")
-        blocks = self.blocks.get(place, {})
-        return Score(float(self.value[place]), (), valid, reason, float(self.seconds[place]), raw, blocks)
+        parts, blocks = self.parts.get(place, ()), self.blocks.get(place, {})
+        return Score(float(self.value[place]), parts, valid, reason, float(self.seconds[place]), raw, blocks)
 
 
 class _Growing:
@@ -60,6 +61,7 @@ class _Growing:
     def __init__(self, by_block: bool = False) -> None:
         self._by_block = by_block
         self.blocks: dict[int, Mapping[str, tuple[float, ...]]] = {}
+        self.parts: dict[int, tuple[float, ...]] = {}
         self.value, self.valid, self.seconds = array("d"), array("b"), array("d")
         self.reasons: dict[int, str] = {}
         self.extras: dict[str, array[float]] = {}
@@ -73,6 +75,8 @@ class _Growing:
             self.reasons[number] = score.reason
         if self._by_block and score.blocks:
             self.blocks[number] = score.blocks
+        if self._by_block and score.parts:
+            self.parts[number] = score.parts
         for key in score.extras:
             if key not in self.extras:
                 self.extras[key] = array("d", [np.nan]) * number
@@ -86,6 +90,7 @@ class _Growing:
         self.seconds.extend(other.seconds)
         self.reasons |= {number + place: reason for place, reason in other.reasons.items()}
         self.blocks |= {number + place: blocks for place, blocks in other.blocks.items()}
+        self.parts |= {number + place: parts for place, parts in other.parts.items()}
         for key in {**self.extras, **other.extras}:
             mine = self.extras.setdefault(key, array("d", [np.nan]) * number)
             mine.extend(other.extras.get(key, array("d", [np.nan]) * len(other.value)))
@@ -93,7 +98,8 @@ class _Growing:
     def column(self) -> Column:
         extras = {key: np.array(found) for key, found in self.extras.items()}
         valid = np.array(self.valid, dtype=np.bool_)
-        return Column(np.array(self.value), valid, np.array(self.seconds), self.reasons, extras, self.blocks)
+        seconds = np.array(self.seconds)
+        return Column(np.array(self.value), valid, seconds, self.reasons, extras, self.blocks, self.parts)
 
 
 class Gatherer:
@@ -138,6 +144,7 @@ def _ordered(column: Column, order: IntArray) -> Column:
         {place[old]: reason for old, reason in column.reasons.items()},
         {key: found[order] for key, found in column.extras.items()},
         {place[old]: blocks for old, blocks in column.blocks.items()},
+        {place[old]: parts for old, parts in column.parts.items()},
     )
 
 
@@ -205,7 +212,7 @@ class Scores:
         return found[key]
 
     def score(self, name: str, place: int) -> Score:
-        """The score of one network, without parts; sums by block where they were kept in memory."""
+        """The score of one network, with parts and sums by block where they were kept in memory."""
         return self._column(name).score(place)
 
     def to_rows(self) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ def test_equals_score_many_and_blocks_add_up(family: str, mode: str) -> None:
         for place, arch in enumerate(archs):
             score = found.score("dss", place)
             assert set(score.blocks) == {"diversity", "saliency"}
+            assert score.parts == pytest.approx([sum(both) for both in zip(*score.blocks.values(), strict=True)])
             for key, blocks in score.blocks.items():
                 assert len(blocks) == arch.depth and min(blocks) > 0
                 assert sum(blocks) == pytest.approx(score.extras[key], rel=1e-10)
