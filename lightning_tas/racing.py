@@ -113,9 +113,10 @@ class Race:
         """The best so far, best first."""
         return [name for _, name, _ in self._best]
 
-    def accuracy(self, name: str) -> float | None:
-        """Top-1 [%] of one of the best so far; None where it is none of them."""
-        return next((-100 * hits / self.images for hits, known, _ in self._best if known == name), None)
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Top-1 [%] of the best so far by id, best first."""
+        return {name: -100.0 * hits / self.images for hits, name, _ in self._best}
 
     def enter(self, name: str, hits: Bools) -> None:
         """A network that has seen all images (n,)."""
