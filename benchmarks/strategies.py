@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import lightning_tas as tas
@@ -25,8 +26,9 @@ from lightning_tas.analysis.strategies import Curve, comparison_figure, comparis
 from lightning_tas.limits import Region
 from lightning_tas.proxies.inherited import LOOKUPS
 from lightning_tas.search.exact import search_exact
+from lightning_tas.search.objective import Objective
 from lightning_tas.search.scorers import ProxyScorer
-from lightning_tas.search.strategy import build_strategy, run
+from lightning_tas.search.strategy import Strategy, build_strategy, run
 
 # So many evaluations as asked for: settings by strategy, in units of generations of 50.
 BUDGETS = {
@@ -37,12 +39,18 @@ BUDGETS = {
 }
 
 
-def search(net: object, region: Region, score: str, strategy: str, seed: int, evaluations: int) -> Curve:
+def search(scorer: ProxyScorer, region: Region, score: str, strategy: str, seed: int, evaluations: int) -> Strategy:
     """One search by inherited scores."""
     made = build_strategy(strategy, region, score, seed, **BUDGETS[strategy](evaluations))
-    scorer = ProxyScorer(net, mode="inherited")
-    run(made, lambda archs, names: scorer(archs, names))
-    return Curve.of(strategy, seed, made.history.values)
+    return run(made, lambda archs, names: scorer(archs, names))
+
+
+def curves_of(searches: list[Strategy], score: str) -> list[Curve]:
+    """Their curves; a rank-combined score ranks the networks of all searches together."""
+    values = Objective.of(score).values([row for one in searches for row in one.history.scores])
+    ends = np.cumsum([len(one.history) for one in searches])
+    parts = np.split(values, ends[:-1])
+    return [Curve.of(one.name, one.seed, part) for one, part in zip(searches, parts, strict=True)]
 
 
 def main() -> None:
@@ -68,13 +76,14 @@ def main() -> None:
         region = Region(net.space, {"params": given.params}, net)
         if given.score in LOOKUPS:
             optimum = search_exact(net, given.score, limits=region).networks[0].score
-        curves = []
+        searches, scorer = [], ProxyScorer(net, mode="inherited")
         for name in given.strategies:
             for seed in range(given.seeds):
                 began = time.perf_counter()
-                curves.append(search(net, region, given.score, name, seed, given.evaluations))
+                searches.append(search(scorer, region, given.score, name, seed, given.evaluations))
                 seconds = time.perf_counter() - began
-                sys.stderr.write(f"{name}, seed {seed}: {len(curves[-1].best):,} networks in {seconds:.1f} s\n")
+                sys.stderr.write(f"{name}, seed {seed}: {searches[-1].evaluations:,} networks in {seconds:.1f} s\n")
+        curves = curves_of(searches, given.score)
         title, evaluations = f"{given.space}, {'-'.join(given.params)} parameters", given.evaluations
     at = sorted({max(1, evaluations // 16), max(1, evaluations // 4), evaluations})
     sys.stdout.write(comparison_table(curves, given.score, at, optimum) + "\n")

@@ -25,7 +25,7 @@ from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.config import LimitsConfig, SearchConfig
 from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective
 from lightning_tas.search.scorers import AccuracyScorer, ProxyScorer, Scorer, Scorers
-from lightning_tas.search.strategy import build_strategy
+from lightning_tas.search.strategy import build_strategy, settings_of
 
 if TYPE_CHECKING:
     from lightning_tas.callbacks.exact_job import ExactJob
@@ -212,9 +212,10 @@ def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, 
         population = Population(
             net, around.loader(), around.device, around.amp_dtype, search.eval_images, seed=around.seed
         )
-        special[ACCURACY] = AccuracyScorer(
-            population, search.racing, search.racing_top, search.racing_error, around.seed
-        )
+        # Whoever is handed on, or becomes a parent, has to have seen all images.
+        kept = settings_of(str(search.strategy)) | dict(search.options or {})
+        best = max(search.racing_top, search.top, *(int(kept.get(key) or 1) for key in ("top", "first")))
+        special[ACCURACY] = AccuracyScorer(population, search.racing, best, search.racing_error, around.seed)
     if around.trained is not None:
         special[TRAINED] = around.trained
     return special

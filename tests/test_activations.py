@@ -91,6 +91,7 @@ def test_bytes_are_those_of_the_tensors_kept_on_the_processor(space: SearchSpace
             net(torch.ones(size, 3, 32, 32), arch)
         counted.append(sum(t.untyped_storage().nbytes() for key, t in seen.items() if key not in weights))
     assert counted[1] - counted[0] == activations(arch, net)
+    assert counted == [step_memory(meta(space), arch, size).activations for size in (2, 3)]
 
 
 def test_fresh_networks_are_counted_without_a_supernet() -> None:

@@ -52,7 +52,10 @@ def test_unknown_attribute() -> None:
         _ = tas.spice
 
 
-@pytest.mark.parametrize("name", CORE)
+SEARCH = "additive limits latency activations population racing search.exact search.scorers search.strategy".split()
+
+
+@pytest.mark.parametrize("name", [*CORE, ", lightning_tas.".join(SEARCH)], ids=[*CORE, "searches"])
 def test_the_core_works_without_the_shell(name: str) -> None:
     """None of Lightning, Hydra, W&B, DeepSpeed is needed (timm tries W&B on its own account, and does without)."""
     code = f"import sys; sys.modules.update(dict.fromkeys({SHELL!r})); import lightning_tas.{name}"

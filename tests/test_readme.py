@@ -52,6 +52,20 @@ def test_the_proxies_are_scored_as_shown(tmp_path: Path, monkeypatch: pytest.Mon
     assert len((tmp_path / "runs/vit_bench_autoformer/a/scores.csv").read_text().splitlines()) == 1 + 20
 
 
+@pytest.mark.slow
+def test_searches_from_python() -> None:
+    """The callback of the README and the ask/tell loop of docs/search.md."""
+    (code,) = [block for block in blocks("python") if "EvolutionSearch" in block]
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["search"].search.options == {"population": 20, "generations": 5}
+    text = (Path(__file__).parents[1] / "docs" / "search.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(code, "docs/search.md", "exec"), names)
+    best = names["strategy"].best
+    assert names["strategy"].evaluations == 120 and 5_000_000 <= best.params <= 7_000_000
+
+
 def test_registering_a_data_set() -> None:
     from lightning_tas.data import TASDataModule
     from lightning_tas.data.config import DataConfig
@@ -88,7 +102,7 @@ def test_the_listed_commands_name_real_modules_recipes_and_keys() -> None:
     assert len(calls) >= 8
     for call in calls:
         _, _, module, *arguments = shlex.split(call)
-        assert module.removeprefix("lightning_tas.") in {"fit", "evaluate", "export", "score"}
+        assert module.removeprefix("lightning_tas.") in {"fit", "search", "evaluate", "export", "score"}
         for argument in arguments:
             if argument in ("--help", "-m"):
                 continue

@@ -134,6 +134,7 @@ ETAS: dict[str, Any] = {
     "phases": ["supernet", "search", "measure"],
     "search.strategy": "etas",
     "search.score": "accuracy",
+    "search.init": "default",
     "search.options": {"filter": "ntsr", "first_pool": 500, "first": 3, "pool": 100, "keep": 3, "iterations": 10},
 }
 FASHION: dict[str, Any] = {"data.name": "fashion_mnist", "data.img_size": None, "data.search_val": 2000}

@@ -34,6 +34,8 @@ COSTS = ("params", "macs")
 FIRST_ROUND, LAST_ROUND, DRY = 256, 1 << 15, 1 << 7
 # Networks that are looked at one by one where nothing faster is exact, and that are put into a random order.
 SMALL, ORDERED = 1 << 16, 1 << 24
+# Partial networks told apart in counting: it is done only where needed, and may take several seconds and 1 GB.
+LABELS = 12_000_000
 
 
 @runtime_checkable
@@ -174,7 +176,7 @@ class Region:
         They are exactly the region where `exact` is true.
         """
         try:
-            return Members(self.space, *self.whole_limits())
+            return Members(self.space, *self.whole_limits(), max_labels=LABELS)
         except TooMany:
             return None
 
@@ -231,11 +233,11 @@ class Region:
         return f" The nearest{others}: {'; '.join(said)}." if said and len(totals) == len(self.limits.bounds) else ""
 
     def _extreme(self, name: str, bounds: Mapping[str, Bounds], sign: int) -> int | None:
-        """The greatest (sign 1) or least (-1) value of a sum within bounds; None where nothing is."""
+        """The greatest (sign 1) or least (-1) value of a sum within bounds; None where there is none or no proof."""
         totals = self.whole_limits()[0]
         score = Total(tuple(Term(term.columns, sign * term.table) for term in totals[name].terms))
         found = best(Problem(self.space, score, totals, bounds))
-        return int(found.costs[name][0]) if len(found) else None
+        return int(found.costs[name][0]) if len(found) and found.optimal else None
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 

@@ -199,16 +199,16 @@ class Blockwise(Generational):
 
         So there may be less than wanted, since many are known already; mutants take their places.
         """
-        s, end = self.settings, len(draft) + self.settings.crossovers
+        s, end = self.settings, len(draft) + self.settings.children
         pairs = np.argwhere(self._partners)[self.rng("pairs").permutation(int(self._partners.sum()))]
-        for start in range(0, min(len(pairs), s.tries * s.crossovers), _CHUNK):
+        for start in range(0, min(len(pairs), s.tries * s.children), _CHUNK):
             if len(draft) >= end:
                 return
             chunk = pairs[start : start + _CHUNK].tolist()
             children = [child for a, b in chunk if (child := self._child(a, b)) is not None]
             if children:
                 draft.offer(np.stack(children), end - len(draft))
-        draft.fill(end - len(draft), lambda slot, attempt: self._mutant(s.mutations + slot, attempt), s.tries)
+        draft.fill(end - len(draft), lambda slot, attempt: self._mutant(s.mutants + slot, attempt), s.tries)
 
     def _child(self, a: int, b: int) -> Codes | None:
         """Member `a` with the blocks that are better in `b`, its lowest ones; None where there are none."""

@@ -47,7 +47,7 @@ class SearchConfig:
     init: str = "inherited"  # weights that proxies see: inherited (the supernet's), default, normal, ...
     racing: bool = True  # stop measuring a network that cannot reach the best any more
     racing_error: float = 0.05  # probability that racing changes which networks are the best
-    racing_top: int = 10  # the best that racing protects
+    racing_top: int = 10  # the best that racing protects; more where more are handed on or become parents
     eval_images: int | None = None  # of the held-out images, for accuracy; None: all
     train_epochs: int = 1  # of every network, for score=trained
 

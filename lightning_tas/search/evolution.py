@@ -21,27 +21,38 @@ from lightning_tas.search.strategy import Draft, Strategy, register_strategy
 class GenerationSettings(NoSettings):
     """population: networks of a generation. generations: how many follow the first, random one. top: parents.
 
-    mutations, crossovers: how many of a generation come from each; the rest is random. tries: proposals per place
-    before it is filled at random. *_prob: the probability that a choice is redrawn, of depth, of the other choices
-    outside blocks (width), of a block's.
+    mutations, crossovers: how many of a generation come from each, by default half of it; the rest is random. tries:
+    proposals per place before it is filled at random. *_prob: the probability that a choice is redrawn, of depth, of
+    the other choices outside blocks (width), of a block's.
     """
 
     population: Annotated[int, least(1)] = 50
     generations: Annotated[int, least(0)] = 20
     top: Annotated[int, least(1)] = 10
-    mutations: Annotated[int, least(0)] = 25
-    crossovers: Annotated[int, least(0)] = 25
+    mutations: Annotated[int | None, least(0)] = None
+    crossovers: Annotated[int | None, least(0)] = None
     tries: Annotated[int, least(1)] = 10
     depth_prob: Probability = 0.4
     embed_prob: Probability = 0.4
     block_prob: Probability = 0.2
 
     def __post_init__(self) -> None:
-        if self.mutations + self.crossovers > self.population:
+        if self.mutants + self.children > self.population:
             raise UserError(
-                f"mutations + crossovers: {self.mutations} + {self.crossovers} is more than population, "
-                f"{self.population}"
+                f"mutations + crossovers: {self.mutants} + {self.children} is more than population, {self.population}"
             )
+
+    @property
+    def mutants(self) -> int:
+        """How many mutants a generation gets."""
+        if self.mutations is not None:
+            return self.mutations
+        return max(0, self.population - (self.population // 2 if self.crossovers is None else self.crossovers))
+
+    @property
+    def children(self) -> int:
+        """How many children of two parents a generation gets."""
+        return self.population - self.mutants if self.crossovers is None else self.crossovers
 
 
 class Generational(Strategy):
@@ -57,7 +68,7 @@ class Generational(Strategy):
     def _propose(self) -> Draft:
         s, draft = self.settings, self._draft()
         if self.generation and self._begin():
-            draft.fill(s.mutations, self._mutant, s.tries)
+            draft.fill(s.mutants, self._mutant, s.tries)
             self._cross(draft)
         self._add_random(draft, s.population - len(draft))
         return draft
@@ -117,7 +128,7 @@ class Evolution(Generational):
         return self._mutate(parent, self.derived("mutant", slot, attempt), "gene")
 
     def _cross(self, draft: Draft) -> None:
-        draft.fill(self.settings.crossovers, self._child, self.settings.tries)
+        draft.fill(self.settings.children, self._child, self.settings.tries)
 
     def _child(self, slot: int, attempt: int) -> Codes | None:
         rng = self.rng("child", slot, attempt)

@@ -57,7 +57,7 @@ class S3Evolution(Generational):
         return self._mutate(parent, self.derived("mutant", slot, attempt), "block")
 
     def _cross(self, draft: Draft) -> None:
-        draft.fill(self.settings.crossovers, self._child, self.settings.tries)
+        draft.fill(self.settings.children, self._child, self.settings.tries)
 
     def _child(self, slot: int, attempt: int) -> Codes | None:
         if len(self._parents) < 2:

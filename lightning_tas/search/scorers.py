@@ -55,7 +55,8 @@ class AccuracyScorer:
         self, population: Population, racing: bool = True, top: int = 10, error: float = 0.05, seed: int = 0
     ) -> None:
         self.population = population
-        self._racing, self._race = racing, {"top": top, "error": error, "seed": seed}
+        self._racing = racing
+        self._race: dict[str, Any] = {"top": top, "error": error, "seed": seed}
 
     def __call__(self, archs: Sequence[Architecture], names: Sequence[str]) -> list[Result]:
         if self._racing:

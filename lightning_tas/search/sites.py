@@ -60,7 +60,7 @@ class Sites:
             ]
         else:
             self.kind = "network"
-            self.sites = [_site(0, (i for i, c in columns if c.stage is None), range(self.positions))]
+            self.sites = [_site(0, (i for i, c in columns if c.block is None), range(self.positions))]
         inside = {i for site in self.sites for i in site.columns.tolist()}
         self.others = [i for i, c in columns if c.block is None and i not in inside]
         self.widths = [i for i in self.others if i not in self._depth]
