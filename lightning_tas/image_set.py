@@ -7,7 +7,8 @@ in that order), as `TASDataModule.search_loader` does: then what does not fit ca
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class ImageSet:
             start, end = sum(self._sizes), sum(self._sizes) + len(x)
             each = x[0].numel() * x.element_size() if len(x) else 0
             if images is None:
-                expected = len(self._loader) * len(x) if hasattr(self._loader, "__len__") else len(x)
+                expected = len(x) * (len(self._loader) if isinstance(self._loader, Sized) else 1)
                 if expected * each > self._room:
                     return
                 images = _rows(x, expected, self._device)
@@ -94,7 +95,7 @@ class ImageSet:
             yield from self._moved(self._loader)
             return
         places = np.cumsum([0, *self._sizes]).tolist()
-        for start, end in zip(places, places[1:], strict=False):
+        for start, end in pairwise(places):
             images = self._images[start:end]
             yield images if images.data_ptr() % _LINE == 0 else images.clone(), self._targets[start:end]
 

@@ -24,13 +24,9 @@ from lightning_tas.evaluator import Accuracy, Meter, autocast, compute_here, hit
 from lightning_tas.forward_tree import ForwardTree, Path, path_of
 from lightning_tas.image_set import ImageSet, Rows, free_bytes
 from lightning_tas.proxies.shards import Share, share_of
-from lightning_tas.racing import Race, Raced
+from lightning_tas.racing import Bools, Race, Raced, run
 from lightning_tas.randomness import numpy_generator
 
-CHUNK = 16
-"""Sub-networks that race together, whatever the number of processes; the best so far change after each chunk."""
-
-Bools = npt.NDArray[np.bool_]
 Paths = Mapping[Architecture, Path]
 T = TypeVar("T")
 
@@ -166,15 +162,15 @@ class Population:
         order = self._order(seed)
         race = self._racing(len(order), top, error, seed)
         paths = self._paths(archs)
-        best = {name: Raced(top1, race.images, False) for name, top1 in race.accuracies.items()}
-        found = {arch: best[arch.id] for arch in paths if arch.id in best}
-        new = [arch for arch in paths if arch not in found]
-        # What all must see needs no comparison: together they share most.
-        seen = self._hits(new, paths, order[: race.looks[0]]) if new else {}
-        for start in range(0, len(new), CHUNK):
-            chunk = new[start : start + CHUNK]
-            found |= self._race_chunk(race, {arch: seen.pop(arch) for arch in chunk}, paths, order)
-        return [found[arch] for arch in archs]
+        by_id = {arch.id: arch for arch in paths}
+        assert len(by_id) == len(paths), "two networks with one id"
+
+        def look(names: Sequence[str], begin: int, end: int) -> dict[str, Bools]:
+            chosen = {by_id[name]: paths[by_id[name]] for name in names}
+            return {arch.id: known for arch, known in self._hits(chosen, order[begin:end]).items()}
+
+        found = run(race, list(by_id), look)
+        return [found[arch.id] for arch in archs]
 
     def _order(self, seed: int) -> Rows:
         """The images in random order."""
@@ -192,33 +188,21 @@ class Population:
         assert self._race is not None
         return self._race
 
-    def _race_chunk(
-        self, race: Race, seen: dict[Architecture, Bools], paths: Paths, order: Rows
-    ) -> dict[Architecture, Raced]:
-        """Race those that have seen the first images, until they are given up or have seen all."""
-        found: dict[Architecture, Raced] = {}
-        now = race.looks[0]
-        for length in race.looks if race.full else (race.images,):
-            if length > now:
-                more = self._hits(list(seen), paths, order[now:length])
-                seen = {arch: np.concatenate([known, more[arch]]) for arch, known in seen.items()}
-                now = length
-            hopeless = race.hopeless(np.stack(list(seen.values())))
-            for arch, gone in zip(list(seen), hopeless.tolist(), strict=True):
-                if gone:
-                    found[arch] = Raced(race.estimate(seen.pop(arch)), length, True)
-            if not seen:
-                break
-        for arch, known in seen.items():
-            race.enter(arch.id, known)
-            found[arch] = Raced(100.0 * int(known.sum()) / race.images, race.images, False)
-        return found
+    def hits(self, archs: Sequence[Architecture], rows: Rows | None = None) -> Bools:
+        """Whether each sub-network is right on each image, (networks, images); `rows`: of these images, see `ImageSet`.
 
-    def _hits(self, archs: Sequence[Architecture], paths: Paths, rows: Rows) -> dict[Architecture, Bools]:
-        """Whether each sub-network is right on each of the images `rows`, (len(rows),) each."""
-        tree, share = ForwardTree(self.net, {arch: paths[arch] for arch in archs}), share_of(None)
+        Raises:
+            UserError: not all images fit into memory, and the loader cannot read them in any order.
+        """
+        if not self.images.orderly:
+            raise UserError("hits: the images do not fit into memory, and the loader cannot read them in any order")
+        found = self._hits(self._paths(archs), self.images.rows() if rows is None else rows)
+        return np.stack([found[arch] for arch in archs])
 
-        def own() -> tuple[dict[Architecture, Bools], Work]:
+    def _hits(self, paths: Paths, rows: Rows) -> dict[Architecture, Bools]:
+        tree, share, archs = ForwardTree(self.net, paths), share_of(None), list(paths)
+
+        def own() -> tuple[dict[Architecture, npt.NDArray[np.uint8]], Work]:
             mine, work = tree.part(share), Work()
             right: dict[int, list[Tensor]] = {number: [] for number in mine}
             for x, targets in self.images.take(rows) if mine else ():

@@ -22,7 +22,7 @@ Ornstein-Uhlenbeck process in log(m / (n - m)) / 2, whose chance to exceed z at 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -40,6 +40,10 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 FIRST, GROWTH = 0.03, 1.3
 """The first look, as a share of the images, and how much longer each further prefix is."""
+CHUNK = 16
+"""Networks that are looked at together."""
+Look = Callable[[Sequence[str], int, int], Mapping[str, Bools]]
+"""Of (ids, begin, end): by id, whether the network is right on each of the images from `begin` to before `end`."""
 
 
 def looks(images: int) -> tuple[int, ...]:
@@ -148,10 +152,11 @@ class Race:
         """Accuracy on all images of networks with hits (C, m), and its standard deviation; (C,) each."""
         m = hits.shape[1]
         ease = self._ease[:m]
-        left = hits - self._slope * ease  # (C, m)
-        found = left.mean(axis=1) + self._slope * self._ease.mean()
-        variance = np.maximum(left.var(axis=1), self._least) / m * (1 - m / self.images)
-        return found, np.sqrt(variance)
+        mean, centred = hits.mean(axis=1), ease - ease.mean()
+        found = mean + self._slope * (self._ease.mean() - ease.mean())
+        # Of hits - slope ease, without that matrix.
+        variance = mean * (1 - mean) - self._slope * (2 * (hits @ centred) - self._slope * (centred @ centred)) / m
+        return found, np.sqrt(np.maximum(variance, self._least) * (1 - m / self.images) / m)
 
     def state_dict(self) -> dict[str, Any]:
         """As primitives and tensors."""
@@ -170,6 +175,41 @@ class Race:
         for name, packed in zip(state["ids"], state["hits"], strict=True):
             race.enter(str(name), np.unpackbits(packed.numpy(), count=race.images).astype(bool))
         return race
+
+
+def run(race: Race, names: Sequence[str], look: Look) -> dict[str, Raced]:
+    """Race networks with these distinct ids; what was found of each.
+
+    Those among the best already are not looked at again. All see the first images together, then `CHUNK` at a time race
+    to the end, whatever the number of processes; the best so far change after each chunk.
+    """
+    found = {name: Raced(top1, race.images, False) for name, top1 in race.accuracies.items() if name in names}
+    new = [name for name in names if name not in found]
+    first = race.looks[0]
+    seen = look(new, 0, first) if new else {}
+    for start in range(0, len(new), CHUNK):
+        found |= _heat(race, {name: seen[name] for name in new[start : start + CHUNK]}, look, first)
+    return found
+
+
+def _heat(race: Race, seen: dict[str, Bools], look: Look, now: int) -> dict[str, Raced]:
+    """Race networks that have seen the first `now` images, until they are given up or have seen all."""
+    found: dict[str, Raced] = {}
+    for length in race.looks if race.full else (race.images,):
+        if length > now:
+            more = look(list(seen), now, length)
+            seen = {name: np.concatenate([known, more[name]]) for name, known in seen.items()}
+            now = length
+        hopeless = race.hopeless(np.stack(list(seen.values())))
+        for name, gone in zip(list(seen), hopeless.tolist(), strict=True):
+            if gone:
+                found[name] = Raced(race.estimate(seen.pop(name)), length, True)
+        if not seen:
+            break
+    for name, known in seen.items():
+        race.enter(name, known)
+        found[name] = Raced(100.0 * int(known.sum()) / race.images, race.images, False)
+    return found
 
 
 def _follow(table: Bools) -> tuple[float, float]:
