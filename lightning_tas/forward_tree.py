@@ -52,13 +52,16 @@ class ForwardTree:
             before = path
         return found
 
-    def steps(self, numbers: Sequence[int]) -> int:
-        """Steps per batch of `numbers`, in the order of the walk, with shared beginnings."""
-        return sum(self.new_steps(numbers))
+    def blocks(self, numbers: Sequence[int]) -> int:
+        """Steps after the stem per batch of `numbers`, in the order of the walk."""
+        return sum(min(new, self._after_stem(i)) for i, new in zip(numbers, self.new_steps(numbers), strict=True))
 
-    def steps_alone(self, numbers: Sequence[int]) -> int:
-        """Steps per batch of `numbers`, one by one."""
-        return sum(len(self._paths[number]) for number in numbers)
+    def blocks_alone(self, numbers: Sequence[int]) -> int:
+        """The same without shared beginnings."""
+        return sum(self._after_stem(number) for number in numbers)
+
+    def _after_stem(self, number: int) -> int:
+        return max(len(self._paths[number]) - 1, 0)
 
     def part(self, share: Share) -> list[int]:
         """The numbers that this rank computes: neighbours in the order of the walk, about as much work on each rank.

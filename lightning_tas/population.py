@@ -33,20 +33,20 @@ T = TypeVar("T")
 
 @dataclass
 class Work:
-    """What all ranks have computed, in images times sub-networks and images times steps of forward passes.
+    """What all ranks have computed so far.
 
-    images: images that sub-networks were evaluated on. steps: steps (stem, block or pooling) computed for one image.
-    steps_alone: steps without shared beginnings; their ratio is the gain.
+    images: images (padding included) times the sub-networks that they went through. blocks: blocks (and poolings) times
+    images. blocks_alone: the same, had no beginnings been shared; their ratio is the gain.
     """
 
     images: int = 0
-    steps: int = 0
-    steps_alone: int = 0
+    blocks: int = 0
+    blocks_alone: int = 0
 
     def add(self, other: Work) -> None:
         self.images += other.images
-        self.steps += other.steps
-        self.steps_alone += other.steps_alone
+        self.blocks += other.blocks
+        self.blocks_alone += other.blocks_alone
 
 
 class Population:
@@ -128,7 +128,7 @@ class Population:
 
     @staticmethod
     def _count(work: Work, tree: ForwardTree, numbers: Sequence[int], images: int) -> None:
-        work.add(Work(len(numbers) * images, tree.steps(numbers) * images, tree.steps_alone(numbers) * images))
+        work.add(Work(len(numbers) * images, tree.blocks(numbers) * images, tree.blocks_alone(numbers) * images))
 
     def _together(self, own: Callable[[], tuple[dict[Architecture, T], Work]], share: Share) -> dict[Architecture, T]:
         """What all ranks found together; what fails on one of them is raised on all."""
