@@ -45,6 +45,16 @@ class Accuracy:
     samples: int
 
 
+def hits(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether the j-th best guess is right, (B, k) with k at most `TOP_K`, from `logits` (B, classes).
+
+    False in rows of padding, and of logits that are not finite.
+    """
+    logits = logits.float()
+    found = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1).indices == targets.unsqueeze(-1)
+    return found & ((targets != PADDING) & logits.isfinite().all(dim=-1)).unsqueeze(-1)
+
+
 class Meter:
     """Running sums of one network's hits and losses. `update` never makes the host wait for the device."""
 
@@ -59,15 +69,13 @@ class Meter:
         """
         logits = logits.float()
         valid = targets != PADDING
-        k = min(TOP_K, logits.shape[-1])
-        hits = logits.topk(k, dim=-1).indices == targets.unsqueeze(-1)  # (B, k)
-        hits &= (valid & logits.isfinite().all(dim=-1)).unsqueeze(-1)
+        right = hits(logits, targets)
         losses = F.cross_entropy(logits, targets, ignore_index=PADDING, reduction="none")  # 0 at padding
         # Padding rows may hold anything, also NaN, which a multiplication by 0 would keep.
         losses = losses.where(valid, losses.new_zeros(()))
         wide = torch.float32 if logits.device.type == "mps" else torch.float64
         sums = torch.stack(
-            [hits[:, 0].sum(dtype=wide), hits.sum(dtype=wide), losses.sum(dtype=wide), valid.sum(dtype=wide)]
+            [right[:, 0].sum(dtype=wide), right.sum(dtype=wide), losses.sum(dtype=wide), valid.sum(dtype=wide)]
         )
         # Out of place: a sum made under `inference_mode` could not be added to in place outside of it.
         self._sums = sums if self._sums is None else self._sums + sums

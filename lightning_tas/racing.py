@@ -1,28 +1,30 @@
 """Racing: which networks cannot be among the best any more, from the images that they have seen so far.
 
-The best so far have seen all n images. A candidate sees a growing prefix of the same images in the same random order,
-and after each look is compared with each of them, image by image: b images where only the other one is right, a where
-only the candidate is. If both were equally good on all images, b - a would be 0 but for the sampling without
-replacement of m of the n, whose standard deviation is about sqrt((a + b) (1 - m / n)); few differing images are judged
-by the binomial distribution, which forgets that the images are finite and so errs on the safe side. The candidate is
-given up when all of the k best so far are significantly better.
+The k best so far have seen all n images, so what the worst of them reaches, T, is known without error. A candidate c
+sees a growing prefix of the same images in the same random order. Its accuracy on all n is estimated by regression
+on how difficult the images are: with p_i the share of the k best that are right on image i, known for all of them,
 
-The error: the j-th of the true k best is better than at least r = k - j + 1 of any k other networks, and it stays
-unless all of them seem significantly better. At worst they are exactly as good. Then the r statistics are normal with
-correlations of 1/2, for all share the candidate's own luck (networks being exchangeable), so one look loses it with
+    A = mean(c over m) + slope (mean(p over n) - mean(p over m)),
 
-    P_r(z) = E[ Phi((sqrt(1/2) U - z) / sqrt(1/2))^r ],   U normal,
+which removes the luck of the prefix as far as candidates share it with the best. The slope is how each of the best
+follows the others, over all images: one that is fitted to a short prefix would be wrong where few images tell. A is
+unbiased whatever the slope, and its variance without replacement var (1 - m / n) / m, var being that of c - slope p.
+It too may come out small by chance, when a candidate has yet to meet the few images on which it differs, and is
+never taken below what the best leave of one another. The candidate is given up when (T - A) / sd exceeds z.
 
-and any of the k with at most the sum over r. Over looks a statistic is a stationary Ornstein-Uhlenbeck process in
-log(m / (n - m)) / 2, whose chance to exceed z at any of them is integrated exactly (`ever`). The critical value z is
-the one at which both together are the stated error.
+The error: the networks called the best at the end are not those of full evaluation only if one of the true k best was
+given up. Whatever the order of candidates, T never exceeds the accuracy of such a network. So at the most unfavourable,
+when it exceeds T by nothing, a look loses it with probability Phi(-z). Over looks the statistic is a stationary
+Ornstein-Uhlenbeck process in log(m / (n - m)) / 2, whose chance to exceed z at any of them is integrated exactly
+(`ever`); z is where that chance is the stated error over k.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,15 +32,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.optimize import brentq
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 from lightning_tas.errors import UserError
 
 Bools = npt.NDArray[np.bool_]
-FIRST, GROWTH = 0.03, 1.4
+Floats = npt.NDArray[np.float64]
+FIRST, GROWTH = 0.03, 1.3
 """The first look, as a share of the images, and how much longer each further prefix is."""
-FEW = 64
-"""Differing images from which on their distribution is taken as normal."""
+CHUNK = 16
+"""Networks that are looked at together."""
+Look = Callable[[Sequence[str], int, int], Mapping[str, Bools]]
+"""Of (ids, begin, end): by id, whether the network is right on each of the images from `begin` to before `end`."""
 
 
 def looks(images: int) -> tuple[int, ...]:
@@ -53,19 +58,11 @@ def looks(images: int) -> tuple[int, ...]:
     return (*found, images)
 
 
-def critical(looks: Sequence[int], images: int, top: int, error: float) -> float:
-    """The value of a standardised difference from which on a network is given up; see the module for the theory."""
-    u, weight = np.polynomial.hermite_e.hermegauss(120)  # for expectations over a normal U
-    weight = weight / weight.sum()
-    root = math.sqrt(0.5)
+@lru_cache(maxsize=64)
+def critical(looks: tuple[int, ...], images: int, chance: float) -> float:
+    """What a standard normal statistic exceeds at any of the `looks` with probability `chance`; see the module."""
     times = [0.5 * math.log(m / (images - m)) for m in looks]
-
-    def lost(z: float) -> float:
-        one = norm.cdf((root * u - z) / root)  # (120,)
-        ranks = sum(float((weight * one**r).sum()) for r in range(1, top + 1))
-        return ranks * ever(z, times) / float(norm.sf(z)) - error
-
-    return float(brentq(lost, 0.0, 8.0)) if lost(0.0) > 0 else 0.0
+    return float(brentq(lambda z: ever(z, times) - chance, -8.0, 8.0))
 
 
 def ever(z: float, times: Sequence[float]) -> float:
@@ -73,7 +70,7 @@ def ever(z: float, times: Sequence[float]) -> float:
     if not times:
         return float(norm.sf(z))
     x, weight = np.polynomial.legendre.leggauss(200)
-    low = -8.0
+    low = min(-8.0, z - 1.0)
     x, weight = low + (x + 1) * (z - low) / 2, weight * (z - low) / 2  # over (low, z), where the process still is
     density = norm.pdf(x)
     for before, now in pairwise(times):
@@ -105,9 +102,10 @@ class Race:
             raise UserError(f"error: {error!r} is not valid; valid: above 0, below 1")
         self.images, self.top, self.error = images, top, error
         self.looks = looks(images)
-        self._z = critical(self.looks[:-1], images, top, error)
-        self._alpha = float(norm.sf(self._z))
+        self._z = critical(self.looks[:-1], images, error / top)
         self._best: list[tuple[int, str, Bools]] = []  # (-hits, id, hits), the best first; ties by id
+        self._ease: Floats = np.zeros(images)  # p of the module
+        self._slope, self._least = 0.0, 0.0  # how the best follow one another, and the variance that this leaves
 
     @property
     def full(self) -> bool:
@@ -119,41 +117,46 @@ class Race:
         """The best so far, best first."""
         return [name for _, name, _ in self._best]
 
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Top-1 [%] of the best so far by id, best first."""
+        return {name: -100.0 * hits / self.images for hits, name, _ in self._best}
+
     def enter(self, name: str, hits: Bools) -> None:
         """A network that has seen all images (n,)."""
-        assert hits.shape == (self.images,)
+        assert hits.shape == (self.images,) and name not in self.ids
         self._best.append((-int(hits.sum()), name, hits))
         self._best.sort(key=lambda entry: entry[:2])
         del self._best[self.top :]
+        table = np.stack([known for *_, known in self._best])  # (k, n)
+        self._ease = table.mean(axis=0)
+        self._slope, self._least = _follow(table)
 
     def hopeless(self, hits: Bools) -> Bools:
         """Which of the networks (C,) with these hits (C, m) on the first m images are to be given up."""
         m = hits.shape[1]
         if not self.full or m >= self.images:
             return np.zeros(len(hits), dtype=bool)
-        out = np.ones(len(hits), dtype=bool)
-        mine = hits.sum(axis=1)
-        for _, _, theirs in reversed(self._best):  # the worst of the best first: it settles most
-            if not out.any():
-                break
-            known = theirs[:m]
-            both = (hits[out] & known).sum(axis=1)
-            out[out] = self._better(int(known.sum()) - both, mine[out] - both, m)
-        return out
-
-    def _better(self, b: npt.NDArray[np.int64], a: npt.NDArray[np.int64], m: int) -> Bools:
-        """Whether the other one is significantly better; b, a: images where only it, only the candidate is right."""
-        differing = a + b
-        scale = np.sqrt(np.maximum(differing, 1) * (1 - m / self.images))
-        normal = (b - a - 1) / np.maximum(scale, 1e-12) > self._z
-        exact = binom.sf(b - 1, differing, 0.5) <= self._alpha
-        return np.asarray(np.where(differing < FEW, exact, normal & (b > a)))
+        worst = -self._best[-1][0]
+        estimate, deviation = self._estimate(hits)
+        unlikely = worst / self.images - estimate > self._z * deviation
+        impossible = hits.sum(axis=1) + (self.images - m) < worst
+        return unlikely | impossible
 
     def estimate(self, hits: Bools) -> float:
-        """Top-1 [%] on all images of a network given up after (m,): the worst of the best, less what it fell behind."""
-        worst = self._best[-1][2]
-        m = len(hits)
-        return float(100 * (worst.mean() - (int(worst[:m].sum()) - int(hits.sum())) / m))
+        """Top-1 [%] on all images of a network given up with these hits (m,), below that of the worst of the best."""
+        below = np.nextafter(-self._best[-1][0] / self.images, -math.inf)  # one given up because it cannot win any more
+        return float(100 * min(max(self._estimate(hits[None])[0][0], 0.0), below))
+
+    def _estimate(self, hits: Bools) -> tuple[Floats, Floats]:
+        """Accuracy on all images of networks with hits (C, m), and its standard deviation; (C,) each."""
+        m = hits.shape[1]
+        ease = self._ease[:m]
+        mean, centred = hits.mean(axis=1), ease - ease.mean()
+        found = mean + self._slope * (self._ease.mean() - ease.mean())
+        # Of hits - slope ease, without that matrix.
+        variance = mean * (1 - mean) - self._slope * (2 * (hits @ centred) - self._slope * (centred @ centred)) / m
+        return found, np.sqrt(np.maximum(variance, self._least) * (1 - m / self.images) / m)
 
     def state_dict(self) -> dict[str, Any]:
         """As primitives and tensors."""
@@ -172,3 +175,50 @@ class Race:
         for name, packed in zip(state["ids"], state["hits"], strict=True):
             race.enter(str(name), np.unpackbits(packed.numpy(), count=race.images).astype(bool))
         return race
+
+
+def run(race: Race, names: Sequence[str], look: Look) -> dict[str, Raced]:
+    """Race networks with these distinct ids; what was found of each.
+
+    Those among the best already are not looked at again. All see the first images together, then `CHUNK` at a time race
+    to the end, whatever the number of processes; the best so far change after each chunk.
+    """
+    found = {name: Raced(top1, race.images, False) for name, top1 in race.accuracies.items() if name in names}
+    new = [name for name in names if name not in found]
+    first = race.looks[0]
+    seen = look(new, 0, first) if new else {}
+    for start in range(0, len(new), CHUNK):
+        found |= _heat(race, {name: seen[name] for name in new[start : start + CHUNK]}, look, first)
+    return found
+
+
+def _heat(race: Race, seen: dict[str, Bools], look: Look, now: int) -> dict[str, Raced]:
+    """Race networks that have seen the first `now` images, until they are given up or have seen all."""
+    found: dict[str, Raced] = {}
+    for length in race.looks if race.full else (race.images,):
+        if length > now:
+            more = look(list(seen), now, length)
+            seen = {name: np.concatenate([known, more[name]]) for name, known in seen.items()}
+            now = length
+        hopeless = race.hopeless(np.stack(list(seen.values())))
+        for name, gone in zip(list(seen), hopeless.tolist(), strict=True):
+            if gone:
+                found[name] = Raced(race.estimate(seen.pop(name)), length, True)
+        if not seen:
+            break
+    for name, known in seen.items():
+        race.enter(name, known)
+        found[name] = Raced(100.0 * int(known.sum()) / race.images, race.images, False)
+    return found
+
+
+def _follow(table: Bools) -> tuple[float, float]:
+    """How one network's hits (rows of (k, n)) follow the share of the others: mean slope, and mean variance left."""
+    if len(table) == 1:
+        return 0.0, float(table.var())
+    others = (table.sum(axis=0) - table) / (len(table) - 1)
+    others -= others.mean(axis=1, keepdims=True)
+    shared, spread = (table * others).mean(axis=1), (others**2).mean(axis=1)
+    slopes = np.divide(shared, spread, out=np.zeros(len(table)), where=spread > 0)
+    slope = float(slopes.mean())
+    return slope, float((table - slope * others).var(axis=1).mean())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_tas.data.sampling import EvalOrder
 from lightning_tas.data.workers import shield
 from lightning_tas.errors import UserError
 
@@ -111,6 +112,25 @@ class CountedLoader:
     def __len__(self) -> int:
         """Batches of a whole epoch, also when resumed in its middle."""
         return len(self.sampler)
+
+    @property
+    def images(self) -> int:
+        """How many images `in_order` chooses from."""
+        return len(self._whole.indices)
+
+    def in_order(self, rows: np.ndarray) -> CountedLoader:
+        """A loader of the images with these numbers (int, each at most once) in the order of this one, in their order.
+
+        Only of evaluation on one process: elsewhere a rank has but its share.
+        """
+        order = self._whole
+        again = EvalOrder(order.indices[rows], order.batch_size)
+        return CountedLoader(self.dataset, again, self.num_workers, self._loader.pin_memory)
+
+    @property
+    def _whole(self) -> EvalOrder:
+        assert isinstance(self.sampler, EvalOrder) and self.sampler.world_size == 1
+        return self.sampler
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         start = self._start()

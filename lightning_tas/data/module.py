@@ -276,9 +276,7 @@ class TASDataModule(pl.LightningDataModule):
             source, indices = data.val, np.arange(len(data.val))  # type: ignore[arg-type]
         if not len(indices):
             raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
-        batch_size = self.config.eval_batch_size or self.config.batch_size
-        images = AugmentedImages(source, indices, self._pipeline(train=False), self.seed)
-        return self._loader(images, EvalOrder(indices, batch_size, 0, 1))
+        return self._eval_loader(source, indices, (0, 1))
 
     def test_dataloader(self) -> CountedLoader:
         """The test set."""
@@ -305,10 +303,10 @@ class TASDataModule(pl.LightningDataModule):
         c = self.config
         return TrainOrder(indices, c.batch_size, self.seed, rank, world_size, c.repeated_aug, c.drop_last)
 
-    def _eval_loader(self, source: Any, indices: np.ndarray) -> CountedLoader:
+    def _eval_loader(self, source: Any, indices: np.ndarray, place: tuple[int, int] | None = None) -> CountedLoader:
         images = AugmentedImages(source, indices, self._pipeline(train=False), self.seed)
         batch_size = self.config.eval_batch_size or self.config.batch_size
-        return self._loader(images, EvalOrder(indices, batch_size, *self._place()))
+        return self._loader(images, EvalOrder(indices, batch_size, *(place or self._place())))
 
     def _loader(self, images: AugmentedImages, order: TrainOrder | EvalOrder, position: Any = None) -> CountedLoader:
         pin = torch.cuda.is_available() if self.config.pin_memory is None else self.config.pin_memory
