@@ -22,6 +22,7 @@ from lightning_tas.additive.members import ranges
 from lightning_tas.additive.pareto import undominated
 from lightning_tas.additive.plan import IntArray, Plan, make_plan
 from lightning_tas.additive.problem import Problem, Solution
+from lightning_tas.additive.ranked import ranked
 from lightning_tas.additive.relax import relax
 from lightning_tas.additive.terms import FloatArray, Total
 from lightning_tas.additive.walk import Rule, Walk, walk
@@ -45,10 +46,9 @@ def best(problem: Problem, top: int = 1, caps: Sequence[int] = CAPS, merged: int
     began = time.perf_counter()
     plan = make_plan(problem.space, problem.score, list(problem.costs.values()))
     low, high = whole_bounds(check_bounds(problem.bounds, problem.costs))
-    found = walk(plan, Rule(low, high, keep=top, candidates=merged))
-    if found.complete:
-        at = np.argsort(-found.labels.score, kind="stable")[:top]
-        return _solution(problem, plan.codes(found.rows(at)), found.number, began)
+    found = ranked(plan, Rule(low, high, candidates=merged), top)
+    if found is not None:
+        return _solution(problem, *found, began)
     return _bounded(problem, plan, low, high, top, caps, began)
 
 

@@ -29,7 +29,7 @@ class Rule:
 
     low, high: (C,) whole bounds that must be kept; beyond all costs where a side is open. compare: per cost 1 where
     less is better, -1 where more is, 0 where it does not matter; None: labels of equal costs compete, others never.
-    keep: how many labels of equal costs, or how many layers of dominance, stay. relaxation, floor: labels whose upper
+    keep: how many layers of dominance stay. relaxation, floor: labels whose upper
     bound does not exceed `floor` are out. cap: labels of a level; thin: drop the least upper bounds beyond it
     ("bound", None: those and, half of the cap, evenly), or dominate up to a growing difference in score ("score").
     """
@@ -81,7 +81,7 @@ def walk(plan: Plan, rule: Rule) -> Walk:
         if rule.candidates is not None and used > rule.candidates:
             found.complete = False
             return found
-        grown, parent, row = _grow(found.labels, step, level, rule, least[level], most[level])
+        grown, parent, row = grow(found.labels, step, level, rule, least[level], most[level])
         at = _select(grown, rule, unit, least[level])
         if rule.cap is not None and len(at) > rule.cap:
             if rule.thin == "score":
@@ -95,7 +95,7 @@ def walk(plan: Plan, rule: Rule) -> Walk:
     return found
 
 
-def _grow(
+def grow(
     labels: Labels, step: Step, level: int, rule: Rule, least: IntArray, most: IntArray
 ) -> tuple[Labels, Indices, Indices]:
     """Continuations that bounds and floor allow, with their parents and rows; chunk by chunk, coarsely filtered."""
@@ -158,20 +158,15 @@ def _select(labels: Labels, rule: Rule, unit: IntArray, least: IntArray) -> Indi
     if not len(labels):
         return np.arange(0)
     if rule.compare is None:
-        return merged(labels, unit, rule.keep)
+        return merged(labels, unit)
     return undominated(_groups(labels, rule, unit, least), labels.score, _compared(labels, rule), rule.keep)
 
 
-def merged(labels: Labels, unit: IntArray, keep: int) -> Indices:
-    """Where the `keep` best of every (state, costs) are, ascending by these; of equal scores the first."""
+def merged(labels: Labels, unit: IntArray) -> Indices:
+    """Where the best of every (state, costs) are, ascending by these; of equal scores the first."""
     key = pack(labels.state, labels.costs, unit)
-    if keep == 1:
-        order = np.argsort(key, kind="stable")
-        return order[first_of_best(labels.score[order], groups(key[order]))]
-    order = np.lexsort((-labels.score, key))
-    starts = groups(key[order])
-    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    return order[place < keep]
+    order = np.argsort(key, kind="stable")
+    return order[first_of_best(labels.score[order], groups(key[order]))]
 
 
 def _thin_bounds(labels: Labels, at: Indices, rule: Rule, level: int) -> tuple[Indices, float]:

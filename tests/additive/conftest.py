@@ -132,6 +132,12 @@ def random_problem() -> Any:
 
 
 @pytest.fixture(scope="session")
+def tables() -> Any:
+    """`random_total`."""
+    return random_total
+
+
+@pytest.fixture(scope="session")
 def brute() -> type[Brute]:
     """The slow truth."""
     return Brute
