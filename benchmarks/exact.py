@@ -9,6 +9,7 @@ one thread; the search itself is NumPy's and never uses more.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import resource
 import time
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 import lightning_tas as tas
-from lightning_tas.additive import Problem, Solution, Term, Total, best, count, front, ranges
+from lightning_tas.additive import Problem, Term, Total, best, count, front, ranges
 from lightning_tas.additive.derive import derive_terms
 from lightning_tas.costs import cost_options
 from lightning_tas.costs.terms import cost_terms
@@ -169,25 +170,30 @@ def stages(seeds: int) -> None:
     for noise in (0.02, 0.2, 2.0):
         for seed in range(seeds):
             score = s3_score(space, seed, noise)
-            times: list[float] = []
+            times: list[tuple[float, float]] = []
             unproven = 0
             for params, macs in ((0.05, 0.05), (0.3, 0.3), (0.5, 0.5), (0.2, 0.4), (0.6, 0.3), (0.9, 0.9)):
                 for band in (None, 0.02):
                     upper = {"params": at("params", params), "macs": at("macs", macs)}
                     bounds = {k: (-INF if band is None else (1 - band) * v, v) for k, v in upper.items()}
-                    found = best(Problem(space, score, costs, bounds))
-                    times.append(found.seconds)
+                    problem = Problem(space, score, costs, bounds)
+                    found, *spent = timed(functools.partial(best, problem), 1)
+                    times.append((spent[0], spent[1]))
                     unproven += not found.optimal
-            ten = best(Problem(space, score, costs, {"params": (-INF, at("params", 0.3))}), top=10)
+            problem = Problem(space, score, costs, {"params": (-INF, at("params", 0.3))})
+            ten, _, used = timed(functools.partial(best, problem, top=10), 1)
+            median, most = np.median(times, axis=0), np.max(times, axis=0)
             print(
-                f"  noise {noise}, seed {seed}: {len(times)} optima in {np.median(times):.2f} s (most "
-                f"{max(times):.2f}), not proven: {unproven}; top 10 in {ten.seconds:.2f} s, proven: {ten.optimal}",
+                f"  noise {noise}, seed {seed}: {len(times)} optima in {median[0]:.2f} s (processor {median[1]:.2f}), "
+                f"at most {most[0]:.2f} ({most[1]:.2f}), not proven: {unproven}; top 10 in {ten.seconds:.2f} s "
+                f"(processor {used:.2f}), proven: {ten.optimal}",
                 flush=True,
             )
-            whole: Solution = front(Problem(space, score, costs))
+            whole, least, used = timed(functools.partial(front, Problem(space, score, costs)), 1)
             print(
-                f"    front: {len(whole)} networks in {whole.seconds:.1f} s, {whole.labels} labels, complete: "
-                f"{whole.optimal} (lacks at most {whole.bound:.3g} of {np.ptp(ranges(space, score)):.3g}); " + memory(),
+                f"    front: {len(whole)} networks in {least:.1f} s (processor {used:.1f}), {whole.labels} labels, "
+                f"complete: {whole.optimal} (lacks at most {whole.bound:.3g} of {np.ptp(ranges(space, score)):.3g}); "
+                + memory(),
                 flush=True,
             )
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from lightning_tas.additive.labels import groups
 from lightning_tas.additive.plan import Indices, IntArray
 from lightning_tas.additive.terms import FloatArray
 
 _MANY = 20_000
 _CELLS = 512
 _PAIRS = 2048
+_CHUNK = 4096
 
 
 def undominated(group: IntArray, score: FloatArray, costs: IntArray, keep: int = 1) -> Indices:
@@ -69,7 +71,28 @@ def _exact(group: IntArray, score: FloatArray, costs: IntArray) -> Indices:
     by_second = np.lexsort((second, -group[order]))
     rank = np.empty(len(order), dtype=np.int64)
     rank[by_second] = np.arange(len(order))  # of equal costs the earlier first
-    return order[_staircases(score[order], rank)]
+    starts = groups(group[order])
+    if len(order) < _CHUNK or len(starts) * _CHUNK > len(order):
+        return order[_staircases(score[order], rank)]
+    parts = zip(starts, np.append(starts[1:], len(order)), strict=True)
+    return order[np.concatenate([start + _swept(score[order[start:end]], rank[start:end]) for start, end in parts])]
+
+
+def _swept(score: FloatArray, rank: IntArray) -> Indices:
+    """As `_staircases`, chunk by chunk against the staircase of all before: chunks fit the cache."""
+    kept = []
+    steps, heights = np.zeros(0, dtype=np.int64), np.full(1, -np.inf)  # best score up to every rank that improves it
+    for start in range(0, len(score), _CHUNK):
+        here, value = rank[start : start + _CHUNK], score[start : start + _CHUNK]
+        left = np.flatnonzero(heights[np.searchsorted(steps, here)] < value)
+        left = left[_staircases(value[left], here[left])]
+        kept.append(start + left)
+        both, height = np.concatenate([steps, here[left]]), np.concatenate([heights[1:], value[left]])
+        order = np.argsort(both)
+        top = np.maximum.accumulate(height[order])
+        rises = np.concatenate([[True], top[1:] > top[:-1]]) if len(top) else np.zeros(0, dtype=bool)
+        steps, heights = both[order][rises], np.concatenate([[-np.inf], top[rises]])
+    return np.concatenate(kept)
 
 
 def _staircases(score: FloatArray, rank: IntArray) -> Indices:
@@ -80,11 +103,12 @@ def _staircases(score: FloatArray, rank: IntArray) -> Indices:
     """
     number = len(score)
     level = np.searchsorted(np.sort(score), score, side="left") + 1  # equal scores are equal levels
+    span = int(rank.max(initial=0)) + 1
     alive = np.arange(number)
     width = 1
     while width < number:
         pair = alive // (2 * width)
-        at = np.argsort(pair * number + rank[alive])
+        at = np.argsort(pair * span + rank[alive])
         item = alive[at]
         left = (item // width) % 2 == 0
         floor = pair[at] * (number + 1)
