@@ -206,7 +206,7 @@ SETTINGS = {"evolution": {"generations": 160}, "random": {"n": 8050}}
 MOMENTS = (1050, 8050)
 
 
-def evolution(strategies: list[str], seeds: int, images: int) -> None:
+def evolution(strategies: list[str], names: list[str], seeds: int, images: int) -> None:
     """The best of a search after 1,050 and 8,050 evaluations against the optimum, on AutoFormer-Tiny, 5 to 7 M."""
     from lightning_tas.limits import Region
     from lightning_tas.proxies.score import Score
@@ -216,7 +216,7 @@ def evolution(strategies: list[str], seeds: int, images: int) -> None:
     net = tas.supernet("autoformer_tiny")
     space: Any = net.space
     limits = {"params": (5e6, 7e6)}
-    for name in ("snip", "snip_norm", "dss"):
+    for name in names:
         exact = search_exact(net, name, limits, batch_size=images)
         total = build_tables([proxy(name)], net, {}, batch_size=images).total(name)
         lowest = best(Problem(space, total.scaled(-1.0), {"params": cost_terms(space)["params"]}, limits))
@@ -249,6 +249,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--proxies", nargs="+", default=["snip", "snip_norm", "dss"])
     parser.add_argument("--strategies", nargs="+", default=["random", "evolution"])
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads")
@@ -261,7 +262,7 @@ def main() -> None:
     if "stages" in options.parts:
         stages(options.seeds)
     if "evolution" in options.parts:
-        evolution(options.strategies, options.seeds, options.images)
+        evolution(options.strategies, options.proxies, options.seeds, options.images)
     print(f"load {os.getloadavg()[0]:.1f}")
 
 
