@@ -206,8 +206,8 @@ def test_refusals(tmp_path: Path) -> None:
         EvolutionSearch("snip", populaton=3)
     with pytest.raises(UserError, match=r"search.score: 'snipp' is not valid.*Did you mean 'snip'"):
         RandomSearch("snipp")
-    with pytest.raises(UserError, match=r"limits: 'parms' is not valid.*Did you mean 'params'"):
-        RandomSearch("snip", {"parms": [1, 2]})
+    with pytest.raises(UserError, match=r"limits: 'param' is not valid.*Did you mean 'params'"):
+        RandomSearch("snip", {"param": [1, 2]})
     with pytest.raises(UserError, match=r"limits.params: no network of 'mini' has params of at most 10"):
         fit(tmp_path, RandomSearch("snip", {"params": [None, 10]}))
     alone = RetrainModule(
