@@ -88,10 +88,9 @@ def race(hits: Bools, top: int, error: float, generation: int) -> Outcome:
 
 def row(name: Sequence[Any], found: Sequence[Outcome]) -> list[Any]:
     used, wrong, regret, low, high = (np.array(column) for column in zip(*found, strict=True))
-    return [
-        *name, f"{low.mean():.1f} to {high.mean():.1f}", len(found),
-        f"{100 * used.mean():.1f} ± {100 * used.std():.1f}", f"{100 * wrong.mean():.1f}", f"{regret.mean():.5f}", f"{regret.max():.4f}",
-    ]  # fmt: skip
+    reach, share = f"{low.mean():.1f} to {high.mean():.1f}", f"{100 * used.mean():.1f} ± {100 * used.std():.1f}"
+    changed = f"{100 * wrong.mean():.1f}"
+    return [*name, reach, len(found), share, changed, f"{regret.mean():.5f}", f"{regret.max():.4f}"]
 
 
 COLUMNS = ["range [%]", "races", "evaluations [%]", "changed [%]", "mean regret", "largest regret [points]"]
@@ -141,14 +140,15 @@ def supernet(options: argparse.Namespace) -> None:
     likeness = np.mean([(hits[i] == hits[i + 1]).mean() for i in range(len(hits) - 1)])
     print(
         f"{len(archs)} sub-networks of {net.space.name!r}, {hits.shape[1]} images: top-1 {share.min():.2f} to "
-        f"{share.max():.2f} %, deviation {share.std():.2f} points; two agree on {100 * likeness:.1f} % of the images"
+        f"{share.max():.2f} %, deviation {share.std():.2f} points; two agree on {100 * likeness:.1f} % of the images",
+        flush=True,
     )
     found = []
     for seed in range(options.seeds):
         rng = numpy_generator(seed, "evaluate", "orders")
         mixed = hits[rng.permutation(len(hits))][:, rng.permutation(hits.shape[1])]
         found.append(race(mixed, options.top, options.error, options.generation))
-    print(text_table(["supernet", *COLUMNS], [row([net.space.name], found)]))
+    print(text_table(["supernet", *COLUMNS], [row([net.space.name], found)]), flush=True)
     speed(net, data, archs[: options.generation], options)
 
 
