@@ -52,7 +52,10 @@ def test_unknown_attribute() -> None:
         _ = tas.spice
 
 
-SEARCH = ["additive", "limits", "latency", "activations", "population", "racing", "search.exact", "search.scorers", "search.strategy"]
+SEARCH = (
+    "additive", "limits", "latency", "activations", "population", "racing", "search.exact", "search.scorers",
+    "search.strategy",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*CORE, ", lightning_tas.".join(SEARCH)], ids=[*CORE, "searches"])

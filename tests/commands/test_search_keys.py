@@ -65,7 +65,7 @@ def test_limits_go_with_the_space(tmp_path: Path) -> None:
         ("limits.params=5", r"limits.params: 5 is one number"),
         ("limits.params=[7M,5M]", "limits.params: the lower bound, 7M, exceeds the upper one, 5M"),
         ("limits.param=[1,2]", "limits.param: no such key.*Did you mean 'limits.params'"),
-        ("search.proxy_options={dss: {mode: relased}}", "search.proxy_options: .*relased.*released"),
+        ("search.proxy_options={dss: {mode: papers}}", "search.proxy_options: .*papers.*paper"),
         ("search.proxy_options={snip: {a: 1}}", "search.proxy_options: 'snip' is not valid"),
     ],
 )
