@@ -332,6 +332,7 @@ def test_the_batch_is_balanced_and_of_the_seed() -> None:
     assert torch.equal(images, again) and not torch.equal(images, other)
 
 
+@pytest.mark.slow
 def test_proxies_are_listed_in_a_fixed_order(registered: None) -> None:
     """Baselines first, whatever was imported first; what others register comes last."""
 

@@ -85,6 +85,7 @@ NETWORKS = st.lists(st.sampled_from(ALL), min_size=1, max_size=5)
 STOPS = st.tuples(st.integers(0, 5), st.just(0) | st.integers(1, 400))
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, phases=PHASES)
 @given(NETWORKS, st.integers(1, 4), st.data())
 def test_shares_are_the_places_of_one_pass(archs: list[Architecture], world: int, data: st.DataObject) -> None:
@@ -94,6 +95,7 @@ def test_shares_are_the_places_of_one_pass(archs: list[Architecture], world: int
         check(tas.score_many(NAMES, net, archs, shard=(rank, world), **GIVEN), archs[rank::world])
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, phases=PHASES)
 @given(NETWORKS, st.integers(1, 3), st.data())
 def test_stopped_anywhere_and_continued_is_one_pass(archs: list[Architecture], world: int, data: st.DataObject) -> None:

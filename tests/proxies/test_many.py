@@ -277,6 +277,7 @@ def test_killed_and_continued(processes: Any, tmp_path: Path) -> None:
     same(scores, tas.score_many(NAMES, supernet(), archs(number + 3)))
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(tmp_path: Path) -> None:
     """Nothing of a network outlives its scores, also while nobody collects cycles."""
     net = supernet()
@@ -366,6 +367,7 @@ def test_options_reach_the_proxies() -> None:
     assert (split.value("dss") != tas.score_many("dss", net, archs(3)).value("dss")).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["supernet", "fresh"])
 def test_light_proxies_score_networks_side_by_side(given: str, tmp_path: Path) -> None:
     """Two threads, a network each: the numbers, their order and the file are those of one thread."""

@@ -130,6 +130,7 @@ def test_a_finished_file_that_may_only_be_read(tmp_path: Path, monkeypatch: pyte
         score(tmp_path / "new.csv")
 
 
+@pytest.mark.slow
 def test_ten_thousand_networks_load_fast_in_little_memory(tmp_path: Path) -> None:
     path, number = tmp_path / "scores.csv", 10_000
     one = keeper(path)

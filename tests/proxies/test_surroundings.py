@@ -90,6 +90,7 @@ def scores() -> list[float]:
     return [*fresh, *(tas.score_one(name, NET, batch_size=4).value for name in names)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, "meta"])
 def test_defaults_for_new_tensors_do_not_matter(default: torch.dtype | str) -> None:
     """A seed means the same draws under any default dtype and device ("cuda" has the same code paths as "meta")."""

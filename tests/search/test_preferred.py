@@ -260,6 +260,7 @@ def released_allocation(saliency: Saliency, parts: dict[str, list[int]], counts:
     return chosen
 
 
+@pytest.mark.slow
 def test_released_mode_step_by_step(case: tuple[Any, Saliency]) -> None:
     """Three choices, which the reference numbers of the tiny space do not have: enumerate, allocate, score, bin."""
     net, saliency = case

@@ -118,6 +118,7 @@ def interrupted(lab: Any, case: tuple[str, str, str], steps: list[int], asking: 
 STEPS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(QUICK), STEPS, st.booleans())
 def test_a_saved_search_continues_bit_for_bit(lab: Any, case: Any, steps: list[int], asking: bool) -> None:

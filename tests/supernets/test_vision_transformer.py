@@ -152,6 +152,7 @@ def test_exported_folder_adapts_to_other_sizes(case: Any, tmp_path: Path) -> Non
         assert torch.equal(theirs["pos_embed"][:, 0], ours["pos_embed"][:, 0])
 
 
+@pytest.mark.slow
 def test_exported_folder_loads_in_a_clean_process(net: Any, tmp_path: Path) -> None:
     export(net, tmp_path)
     code = (

@@ -43,6 +43,7 @@ def candidate(arch: Architecture, params: int = 1000) -> Candidate:
     return Candidate(arch=arch, score=1.0, params=params, macs=1, bin=1.0)
 
 
+@pytest.mark.slow
 def test_loss_falls_and_every_network_learns(make_module: Make, make_loader: Make, make_trainer: Make) -> None:
     module = make_module(TrainConfig(lr=3e-3, warmup_epochs=1, **PLAIN), sampler="sandwich")
     recorder = Recorder()
