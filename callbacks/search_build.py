@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_tas.callbacks.search_check import EXACT, check_search, judges
+from lightning_tas.callbacks.search_check import EXACT, check_search, check_sources, judges
 from lightning_tas.callbacks.search_job import OnGeneration, SearchJob
 from lightning_tas.errors import UserError
 from lightning_tas.launch.compare import digest
@@ -87,7 +87,9 @@ def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> Latency
 
     def measured() -> dict[str, Any]:
         if kept is not None and kept.exists():
-            return dict(read_json(kept, key="limits.latency"))
+            known = _kept_table(kept, given)
+            if known is not None:
+                return known
         table = LatencyTable.build(
             net,
             batch_size=given.latency_batch,
@@ -102,6 +104,19 @@ def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> Latency
     return LatencyTable.from_dict(share_of(None).first(measured))
 
 
+def _kept_table(path: Path, given: LimitsConfig) -> dict[str, Any] | None:
+    """A table as `LatencyTable.to_dict` gives it; None where it is damaged or was measured under other conditions."""
+    from lightning_tas.latency import LatencyTable
+
+    try:
+        table = LatencyTable.from_dict(read_json(path, key="limits.latency"))
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):  # a damaged file of any kind
+        return None
+    threads = table.conditions.threads if given.latency_threads is None else given.latency_threads
+    same = (table.conditions.batch_size, table.conditions.threads) == (given.latency_batch, threads)
+    return table.to_dict() if same else None
+
+
 def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surroundings) -> SearchJob | ExactJob:
     """The search that `search` describes on the supernet `net`.
 
@@ -109,6 +124,7 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         UserError: unknown strategies, settings, scores; limits that nothing meets; accuracy without held-out images.
     """
     check_search(search)
+    check_sources(search, around.loader is not None, around.batch is not None, around.trained is not None)
     region = build_region(net, limits, around.folder)
     region.check()
     weights = state_hash(net.state_dict())
@@ -177,8 +193,7 @@ def _batch(search: SearchConfig, around: Surroundings) -> tuple[Tensor | None, T
     """Images and labels that proxies see; None for Gaussian ones."""
     if search.images != "data":
         return None, None
-    if around.batch is None:
-        raise UserError("search.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
+    assert around.batch is not None  # see check_sources
     return around.batch(search.batch_size)
 
 
@@ -205,8 +220,7 @@ def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> Proxy
 def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, Scorer]:
     special: dict[str, Scorer] = {}
     if ACCURACY in judges(search):
-        if around.loader is None:
-            raise UserError("search.score: 'accuracy' needs held-out images; valid here: proxies")
+        assert around.loader is not None  # see check_sources
         from lightning_tas.population import Population
 
         population = Population(

@@ -7,11 +7,12 @@ from typing import Any
 
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.inherited import LOOKUPS
+from lightning_tas.proxies.initialise import check_method
 from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import chosen
 from lightning_tas.search.config import SearchConfig
 from lightning_tas.search.exact import additive_proxy
-from lightning_tas.search.objective import OTHERS, Objective
+from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective
 from lightning_tas.search.settings import read_settings
 from lightning_tas.search.strategy import settings_of, strategies, strategy_class
 
@@ -43,6 +44,25 @@ def check_search(search: SearchConfig) -> None:
             raise UserError(f"search.options: {error}") from None
         _check_score("search.score", search.score)
     _check_proxy_options(search)
+    try:
+        check_method(search.init, inherited=True)
+    except UserError as error:
+        raise UserError(f"search.{error}") from None
+
+
+def check_sources(search: SearchConfig, held_out: bool, images: bool, trains: bool = False) -> None:
+    """Refuse a search that needs what is not there: held-out images, training images, a way to train networks.
+
+    Raises:
+        UserError: names the key of `search` and what is valid without.
+    """
+    judging = judges(search)
+    if ACCURACY in judging and not held_out:
+        raise UserError("search.score: 'accuracy' needs held-out images; valid here: proxies")
+    if TRAINED in judging and not trains:
+        raise UserError("search.score: 'trained' trains networks of its own, which only the phase 'search' does")
+    if search.images == "data" and not images:
+        raise UserError("search.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
 
 
 def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
