@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,12 @@ def build_region(net: Any, given: LimitsConfig, folder: Path | None = None, meas
 
         quantities["activations"] = activation_total(net.space, net)
     if "latency" in limits.bounds:
+        cores = os.cpu_count() or 1
+        if given.latency_threads is not None and given.latency_threads > cores:
+            raise UserError(
+                f"limits.latency_threads: {given.latency_threads} is not valid; valid: 1 to {cores}, as this machine "
+                "has processors"
+            )
         if not measure:
             limits = Limits(tuple(item for item in limits.items if item[0] != "latency"))
         else:
@@ -123,7 +130,7 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     Raises:
         UserError: unknown strategies, settings, scores; limits that nothing meets; accuracy without held-out images.
     """
-    check_search(search)
+    check_search(search, limits)
     check_sources(search, around.loader is not None, around.batch is not None, around.trained is not None)
     region = build_region(net, limits, around.folder)
     region.check()

@@ -27,10 +27,9 @@ from lightning_tas.callbacks.search_record import Found
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import preserved_rng
 from lightning_tas.launch.throughput import Throughput
-from lightning_tas.search.config import LimitsConfig, SearchConfig
+from lightning_tas.search.config import CHOICES, LimitsConfig, SearchConfig
 from lightning_tas.training.ema import WeightAverage
 
-WHEN = ("fit_start", "every_n_epochs", "fit_end")
 _AMP = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
@@ -70,26 +69,30 @@ class SearchCallback(Callback):
         loader: Callable[[], Any] | None = None,
         **settings: Any,
     ) -> None:
-        if when not in WHEN:
-            raise unknown("when", when, WHEN)
+        if when not in CHOICES["search.when"]:
+            raise unknown("when", when, CHOICES["search.when"])
         known = asdict(SearchConfig())
         own = {key: settings.pop(key) for key in list(settings) if key in known and key != "strategy"}
-        options = {**(own.pop("options", None) or {}), **settings}
+        options = own.pop("options", None) or {}
+        if not isinstance(options, Mapping):
+            raise UserError(f"search.options: {options!r} is not valid; valid: a mapping, as {{population: 50}}")
         self.search = SearchConfig(
             strategy=self.strategy,
             score=score,
             when=when,
             every_n_epochs=every_n_epochs,
             top=top,
-            options=options,
+            options={**options, **settings},
             **own,
         )
-        check_search(self.search)
         prices = asdict(LimitsConfig())
+        if not isinstance(limits, Mapping | None):
+            raise UserError(f"limits: {limits!r} is not valid; valid: a mapping, as {{'params': [5e6, 7e6]}}")
         for key in limits or {}:
             if key not in prices:
                 raise unknown("limits", key, prices)
         self.limits = LimitsConfig(**dict(limits or {}))
+        check_search(self.search, self.limits)
         self.seed, self.folder, self.loader = seed, Path(folder) if folder is not None else None, loader
         self.visits: list[dict[str, Any]] = []
         self.on_found: Callable[[Found], None] | None = None

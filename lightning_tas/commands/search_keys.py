@@ -39,7 +39,8 @@ class Belongings:
         self.limits |= {key: limits[key] for key in LIMITED if isinstance(limits, Mapping) and key in limits}
 
     def command(self, given: Mapping[str, Any]) -> None:
-        """Take in the settings of a command line, by dotted key."""
+        """Take in the settings of a command line, by dotted key or as whole groups."""
+        given = _single(given)
         if "space" in given and given["space"] != self.space:
             self.dropped = any(value is not None for value in self.limits.values())
             self.limits = {}
@@ -61,6 +62,15 @@ class Belongings:
         if not isinstance(options, Mapping):
             raise UserError(f"{OPTIONS}: {options!r} is not valid; valid: a mapping, as {{population: 50}}")
         self.options |= {str(key): value for key, value in options.items()}
+
+
+def _single(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which ``search={...}`` and ``limits={...}`` are written out key by key."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        whole = key in ("search", "limits") and isinstance(value, Mapping)
+        found |= {f"{key}.{name}": one for name, one in value.items()} if whole else {key: value}
+    return found
 
 
 def is_option(key: str) -> bool:

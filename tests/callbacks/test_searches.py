@@ -15,7 +15,7 @@ import torch
 
 from lightning_tas import callbacks
 from lightning_tas.callbacks import search_record
-from lightning_tas.callbacks.search_build import LATENCY, Surroundings, build_job, latency_table
+from lightning_tas.callbacks.search_build import LATENCY, Surroundings, build_job, build_region, latency_table
 from lightning_tas.callbacks.searches import CALLBACKS, AnySearch, EvolutionSearch, RandomSearch
 from lightning_tas.commands.config import CheckpointConfig
 from lightning_tas.costs import cost
@@ -242,6 +242,44 @@ def test_what_a_search_lacks_is_told_before_training(
     with pytest.raises(UserError, match=message):
         fit(tmp_path, trace, *own)
     assert not trace.steps
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(({key: 0}, f"search.{key}: 0 is not valid") for key in ("top", "every_n_epochs", "batch_size", "racing_top")),
+        *(({key: "1"}, f"search.{key}: '1' is not valid") for key in ("top", "eval_images", "train_epochs")),
+        *(({key: "x"}, f"search.{key}: 'x' is not valid") for key in ("mode", "images", "init", "racing_error")),
+        ({"racing_error": 1}, "search.racing_error: 1 is not valid"),
+        ({"limits": 5}, "limits: 5 is not valid; valid: a mapping"),
+        ({"limits": {"latency_batch": 0}}, "limits.latency_batch: 0 is not valid"),
+        ({"options": 5}, "search.options: 5 is not valid; valid: a mapping"),
+    ],
+)
+def test_values_are_checked_as_in_commands(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RandomSearch(**{"score": "snip", **given})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "message"),
+    [
+        ("etas", {"filter": "snip"}, "search.options: filter of etas: 'snip' needs the same score"),
+        ("etas", {"filter": "ntrs"}, "search.options: filter of etas: 'ntrs' is not valid.*Did you mean 'ntsr'"),
+        ("blockwise", {"guide": "accuracy"}, "search.options: guide of blockwise: 'accuracy' has no numbers per block"),
+        ("blockwise", {"guide": "ntsr"}, "search.options: guide of blockwise: 'ntsr' has no numbers per block"),
+        ("nsga2", {"objectives": ["snap"]}, "search.options: objectives of nsga2: 'snap' is not valid"),
+    ],
+)
+def test_contradictions_are_told_before_training(strategy: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        AnySearch(strategy, score="snip", **settings)
+
+
+def test_more_threads_than_processors_are_refused() -> None:
+    given = LimitsConfig(latency=[None, 100], latency_threads=100_000)
+    with pytest.raises(UserError, match=r"limits.latency_threads: 100000 is not valid; valid: 1 to \d+"):
+        build_region(small.make_net(), given, measure=False)
 
 
 def test_a_module_without_a_seed_needs_one_of_the_callback() -> None:

@@ -38,6 +38,15 @@ def test_options_of_the_command_line() -> None:
     assert config_from("search", [TINY, "search.strategy=random"]).search.options is None
 
 
+def test_groups_are_read_like_single_keys() -> None:
+    group = "search={strategy: random, options: {networks: 3}}"
+    for given in ([group, "limits={params: [1M, 6M]}"], [group, "limits.params=[1M,6M]"]):
+        config = config_from("search", [TINY, *given])
+        assert config.search.options == {"networks": 3} and config.limits.params == ["1M", "6M"]
+    with pytest.raises(UserError, match=r"limits.params: 5 is one number"):
+        config_from("search", [TINY, "limits={params: 5}"])
+
+
 def test_limits_go_with_the_space(tmp_path: Path) -> None:
     assert config_from("search", [TINY]).limits.params == ["5M", "7M"]
     with warnings.catch_warnings():
