@@ -51,8 +51,9 @@ class ExactJob:
     def run(self) -> Found:
         """Solve, and write the results. Collective."""
         found = share_of(None).first(self._solve)
-        if self.folder is not None and share_of(None).rank == 0:
-            record.write(self.folder, None, found, self.settings, self.score)
+        if self.folder is not None:
+            into = self.folder
+            share_of(None).first(lambda: record.write(into, None, found, self.settings, self.score))
         return found
 
     def _solve(self) -> Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.config import LimitsConfig, SearchConfig
 from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective
 from lightning_tas.search.scorers import AccuracyScorer, ProxyScorer, Scorer, Scorers
-from lightning_tas.search.strategy import build_strategy, settings_of
+from lightning_tas.search.strategy import build_strategy
 
 if TYPE_CHECKING:
     from lightning_tas.callbacks.exact_job import ExactJob
@@ -42,7 +42,8 @@ class Surroundings:
 
     seed: of everything drawn. folder: where results go; None: nowhere. loader: the whole of the held-out images, for
     accuracy. batch: (images, labels) of so many training images, for ``images="data"``. trained: judges networks by
-    training them. device, amp_dtype: where and how accuracy is measured.
+    training them. device, amp_dtype: where and how accuracy and latency are measured. identity: what else decides the
+    result, as JSON-able values (the data set): a kept state of another one is not continued.
     """
 
     seed: int = 0
@@ -54,6 +55,7 @@ class Surroundings:
     amp_dtype: torch.dtype | None = None
     on_generation: OnGeneration | None = None
     progress: bool = False
+    identity: Any = None
 
 
 def read_limits(given: LimitsConfig) -> Limits:
@@ -61,10 +63,19 @@ def read_limits(given: LimitsConfig) -> Limits:
     return Limits.read({key: getattr(given, key) for key in _LIMITED if getattr(given, key) is not None})
 
 
-def build_region(net: Any, given: LimitsConfig, folder: Path | None = None, measure: bool = True) -> Region:
+def build_region(
+    net: Any,
+    given: LimitsConfig,
+    folder: Path | None = None,
+    measure: bool = True,
+    device: torch.device | str | None = None,
+    amp_dtype: torch.dtype | None = None,
+    write: bool = True,
+) -> Region:
     """The networks of a supernet's space within limits.
 
-    Without `measure` (planning, on the meta device) latency is left out, because it has to be measured.
+    Without `measure` (planning, on the meta device) latency is left out, because it has to be measured: on `device`
+    under autocast to `amp_dtype`. `folder` keeps what was measured, if `write`.
     """
     limits = read_limits(given)
     quantities: dict[str, Any] = {}
@@ -82,12 +93,19 @@ def build_region(net: Any, given: LimitsConfig, folder: Path | None = None, meas
         if not measure:
             limits = Limits(tuple(item for item in limits.items if item[0] != "latency"))
         else:
-            quantities["latency"] = latency_table(net, given, folder)
+            quantities["latency"] = latency_table(net, given, folder, device, amp_dtype, write)
     return Region(net.space, limits, net, quantities)
 
 
-def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> LatencyTable:
-    """The latencies of blocks on this device: measured once for a run, and kept in its folder."""
+def latency_table(
+    net: Any,
+    given: LimitsConfig,
+    folder: Path | None,
+    device: torch.device | str | None = None,
+    amp_dtype: torch.dtype | None = None,
+    write: bool = True,
+) -> LatencyTable:
+    """The latencies of blocks on this device: measured once for a run, and (`write`) kept in its folder."""
     from lightning_tas.latency import LatencyTable
 
     kept = None if folder is None else folder / LATENCY
@@ -100,11 +118,13 @@ def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> Latency
         table = LatencyTable.build(
             net,
             batch_size=given.latency_batch,
+            device=device,
+            amp_dtype=amp_dtype,
             threads=given.latency_threads,
             rounds=max(1, given.latency_repeats // 2),
         )
         rank_zero_info(str(table))
-        if kept is not None:
+        if kept is not None and write:
             write_json(kept, table.to_dict())
         return table.to_dict()
 
@@ -132,7 +152,7 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     """
     check_search(search, limits)
     check_sources(search, around.loader is not None, around.batch is not None, around.trained is not None)
-    region = build_region(net, limits, around.folder)
+    region = build_region(net, limits, around.folder, device=around.device, amp_dtype=around.amp_dtype)
     region.check()
     weights = state_hash(net.state_dict())
     settings = {
@@ -159,35 +179,39 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         "settings": settings,
     }
     if search.strategy == EXACT:
-        from lightning_tas.callbacks.exact_job import ExactJob
-
-        given = dict((search.proxy_options or {}).get(search.score, {}))
-        init = None if search.init == "inherited" else search.init
-        batch = _batch(search, around)
-        return ExactJob(
-            region,
-            net,
-            proxy_options=given,
-            seed=around.seed,
-            batch=batch,
-            batch_size=search.batch_size,
-            init=init,
-            device=around.device,
-            **dict(search.options or {}),
-            **common,
-        )
-    proxies = _proxy_scorer(net, search, around)
-    scorer = Scorers(proxies, _special(net, search, around))
+        return _exact(net, region, search, around, common)
     strategy = build_strategy(
         str(search.strategy), region, Objective.of(search.score), around.seed, **dict(search.options or {})
     )
+    scorer = Scorers(_proxy_scorer(net, search, around), _special(net, search, around, strategy.protects))
+    # Latencies differ from measurement to measurement, and accuracies from device to device.
+    tables = {name: total(strategy.space.sample_codes(0, 4)).tolist() for name, total in region.sums.items()}
+    where = [str(around.device), str(around.amp_dtype)]
+    decides = {**settings, "top": None, "identity": around.identity, "tables": tables, "where": where}
     return SearchJob(
         strategy,
         scorer,
-        key=digest({**json.loads(json.dumps(settings, default=str)), "top": None}),
+        key=digest(json.loads(json.dumps(decides, default=str))),
         on_generation=around.on_generation,
         progress=around.progress,
         piece=1 if search.score == TRAINED else None,
+        **common,
+    )
+
+
+def _exact(net: Any, region: Region, search: SearchConfig, around: Surroundings, common: Mapping[str, Any]) -> ExactJob:
+    from lightning_tas.callbacks.exact_job import ExactJob
+
+    return ExactJob(
+        region,
+        net,
+        proxy_options=dict((search.proxy_options or {}).get(search.score, {})),
+        seed=around.seed,
+        batch=_batch(search, around),
+        batch_size=search.batch_size,
+        init=None if search.init == "inherited" else search.init,
+        device=around.device,
+        **dict(search.options or {}),
         **common,
     )
 
@@ -224,7 +248,8 @@ def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> Proxy
     )
 
 
-def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, Scorer]:
+def _special(net: Any, search: SearchConfig, around: Surroundings, protects: int | None) -> dict[str, Scorer]:
+    """Scorers that are no proxies. protects: how many of the best must have seen all images; None: every network."""
     special: dict[str, Scorer] = {}
     if ACCURACY in judges(search):
         assert around.loader is not None  # see check_sources
@@ -233,10 +258,9 @@ def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, 
         population = Population(
             net, around.loader(), around.device, around.amp_dtype, search.eval_images, seed=around.seed
         )
-        # Whoever is handed on, or becomes a parent, has to have seen all images.
-        kept = settings_of(str(search.strategy)) | dict(search.options or {})
-        best = max(search.racing_top, search.top, *(int(kept.get(key) or 1) for key in ("top", "first")))
-        special[ACCURACY] = AccuracyScorer(population, search.racing, best, search.racing_error, around.seed)
+        best = max(search.racing_top, search.top, protects or 1)
+        racing = search.racing and protects is not None
+        special[ACCURACY] = AccuracyScorer(population, racing, best, search.racing_error, around.seed)
     if around.trained is not None:
         special[TRAINED] = around.trained
     return special

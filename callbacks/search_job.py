@@ -63,8 +63,9 @@ class SearchJob:
         finally:
             bar.close()
         found = self.found()
-        if self.folder is not None and self._main:
-            record.write(self.folder, self.strategy, found, self.settings, self.score)
+        if self.folder is not None:
+            into = self.folder  # what fails in rank 0, as on a full disk, ends all
+            share_of(None).first(lambda: record.write(into, self.strategy, found, self.settings, self.score))
         return found
 
     @property
@@ -95,8 +96,9 @@ class SearchJob:
                 self.on_generation(row)
 
     def _save(self) -> None:
-        if self.folder is not None and self._main:
-            record.save_state(self.folder, self.key, self.state_dict())
+        if self.folder is not None:
+            into = self.folder
+            share_of(None).first(lambda: record.save_state(into, self.key, self.state_dict()))
 
     def _restore(self) -> None:
         if self.folder is None or self.strategy.evaluations:

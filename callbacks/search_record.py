@@ -16,7 +16,9 @@ from lightning_tas.analysis.plots_search import search_figure
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
+from lightning_tas.launch import provenance
 from lightning_tas.launch.files import read_json, write_atomically, write_json, write_text, writing
+from lightning_tas.launch.results import Specialised, write_result
 from lightning_tas.search.history import Entry
 from lightning_tas.search.strategy import Strategy
 
@@ -153,6 +155,27 @@ def load_state(folder: Path, key: str) -> dict[str, Any] | None:
     except Exception:  # a damaged file of any kind: the search is a function of its settings and begins anew
         return None
     return dict(state) if isinstance(state, dict) and state.get("key") == key else None
+
+
+def write_winners(path: Path, found: Found, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Write a `result.json` of the networks found, not measured beyond their scores; return the record."""
+    names = labels(found.networks)
+    networks = [
+        Specialised(label, e.arch, int(e.params), int(e.macs), {}, e.value)
+        for label, e in zip(names, found.networks, strict=True)
+    ]
+    return write_result(
+        path,
+        networks,
+        **{key: settings[key] for key in ("seed", "score", "limits")},
+        checkpoint_sha256=settings["weights_sha256"],
+        versions=provenance.versions(),
+        git=provenance.git_revision(),
+        command=provenance.command(),
+        host=provenance.host(),
+        timing={},
+        **more,
+    )
 
 
 def write(folder: Path, strategy: Strategy | None, found: Found, settings: Mapping[str, Any], score: str) -> Path:

@@ -45,8 +45,8 @@ class SearchCallback(Callback):
             candidates, because scores of older weights do not compare with new ones.
         top: how many networks are handed on.
         seed: None: the module's.
-        folder: where `search.csv`, `search.json`, `search.png` and the state are written; None: the folder of the
-            trainer's first logger, else its `default_root_dir`.
+        folder: where `search.csv`, `search.json`, `search.png`, `result.json` and the state are written; None: the
+            folder of the trainer's first logger, else its `default_root_dir`.
         loader: gives the whole of the held-out images on every process; None: the data module's `search_loader`.
         settings: those of `SearchConfig` (mode, proxy_options, batch_size, init, racing, eval_images, ...) and of the
             strategy (population, generations, ...).
@@ -95,6 +95,8 @@ class SearchCallback(Callback):
         check_search(self.search, self.limits)
         self.seed, self.folder, self.loader = seed, Path(folder) if folder is not None else None, loader
         self.visits: list[dict[str, Any]] = []
+        self._place: Path | None = None
+        self.identity: Any = None
         self.on_found: Callable[[Found], None] | None = None
         self._restored: dict[str, Any] | None = None
 
@@ -126,7 +128,9 @@ class SearchCallback(Callback):
                 f"search: two searches would write into {str(self._into(trainer))!r}, one over the other; "
                 "give each a folder of its own: folder=..."
             )
-        build_region(net, self.limits, measure=False).check()
+        self._place = self._into(trainer)  # on all processes: they ask one another for it
+        device = trainer.strategy.root_device
+        build_region(net, self.limits, self._place, device=device, amp_dtype=_amp(trainer, device)).check()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare a restored record with the settings; search, where it is the time."""
@@ -151,9 +155,13 @@ class SearchCallback(Callback):
             return
         began = time.perf_counter()
         with preserved_rng(), torch.inference_mode(False):
-            found = self._job(trainer, module).run()
+            job = self._job(trainer, module)
+            found = job.run()
         self.visits.append({"epoch": epoch, "step": trainer.global_step, **found.to_dict()})
         if trainer.is_global_zero:
+            into = self._into(trainer)
+            if not (into / "study.json").exists():  # a run of commands measures what was found, and writes its own
+                search_record.write_winners(into / "result.json", found, job.settings)
             self._log(trainer, found, epoch, time.perf_counter() - began)
             if self.on_found is not None:
                 self.on_found(found)
@@ -172,9 +180,10 @@ class SearchCallback(Callback):
             loader=self._loader(trainer),
             batch=getattr(data, "selection_batch", None),
             device=module.device,
-            amp_dtype=_AMP.get(str(trainer.precision)) if module.device.type == "cuda" else None,
+            amp_dtype=_amp(trainer, module.device),
             on_generation=lambda row: self._log_generation(trainer, row),
             progress=shows_bars(trainer),
+            identity=self.identity,
         )
         return build_job(twin, self.search, self.limits, around)
 
@@ -182,6 +191,8 @@ class SearchCallback(Callback):
         return self.loader or getattr(getattr(trainer, "datamodule", None), "search_loader", None)
 
     def _into(self, trainer: Trainer) -> Path:
+        if self._place is not None:
+            return self._place
         return self.folder or Path(trainer.log_dir or trainer.default_root_dir)
 
     def _log_generation(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
@@ -224,6 +235,10 @@ class SearchCallback(Callback):
             raise UserError("resume: the checkpoint's search has other settings; give the same, or train anew")
         self.visits = [dict(visit) for visit in state["visits"] if visit["step"] <= step]
         self._restored = None
+
+
+def _amp(trainer: Trainer, device: torch.device) -> torch.dtype | None:
+    return _AMP.get(str(trainer.precision)) if device.type == "cuda" else None
 
 
 def average(trainer: Trainer, twin: torch.nn.Module) -> None:

@@ -17,7 +17,7 @@ from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
 from lightning_tas.launch.checkpoints import go_back_to, named_checkpoint, phase_index
 from lightning_tas.launch.compare import compare, flat
-from lightning_tas.launch.files import remove_temporaries, write_text
+from lightning_tas.launch.files import remove_temporaries, write_json, write_text
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.signals import outside_fit
 from lightning_tas.launch.study import FINISHED, Study, read_study
@@ -43,6 +43,7 @@ def config_hash(config: Config) -> str:
 
 def run(config: Config) -> None:
     """Run a study, or print its plan (`plan=true`). Raises UserError before anything is written."""
+    from lightning_tas.callbacks.search_build import LATENCY
     from lightning_tas.commands import build, phases
 
     if config.plan:
@@ -61,12 +62,14 @@ def run(config: Config) -> None:
         data.load()  # a missing data set ends the command here, with nothing written
         settings = config.trainer
         data.check_batches(world_size(settings), settings.limit_train_batches, settings.limit_val_batches)
-    phases.check_selection(config, data)
+    measured = phases.check_selection(config, data, folder.path)
     made = folder.missing()
     group.barrier()  # no process has found a mistake
     main = group.rank() == 0
     if main:
         folder.create()
+        if measured is not None:
+            write_json(folder.path / LATENCY, measured)
     try:
         with folder.locked() if main else nullcontext():
             if main and config.resume is None and folder.study.exists():

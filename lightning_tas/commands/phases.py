@@ -193,9 +193,12 @@ def needs_data(config: Config) -> bool:
     return config.phases != ["search"] or searching.sees_images(config)
 
 
-def check_selection(config: Config, data: TASDataModule) -> None:
-    """Refuse bins that the space cannot fill, and limits that nothing meets, before anything is written or computed."""
-    searching.check_limits(config, data)
+def check_selection(config: Config, data: TASDataModule, folder: Path) -> dict[str, Any] | None:
+    """Refuse bins that the space cannot fill, and limits that nothing meets, before anything is written or trained.
+
+    Returns latencies that had to be measured for it, to be kept.
+    """
+    measured = searching.check_limits(config, data, folder)
     if "select" in config.phases:
         with torch.device("meta"):
             net = make_supernet(build.space(config), **build.network_options(config, data))
@@ -203,6 +206,7 @@ def check_selection(config: Config, data: TASDataModule) -> None:
             check_bins(config.select, net)
         except UserError as error:
             raise as_setting(error) from None
+    return measured
 
 
 def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequence[Callback] = ()) -> Trainer:

@@ -98,7 +98,8 @@ def without_effect(keys: Iterable[str], config: Config, alone: bool) -> Iterator
     search, limits = config.search, config.limits
     if search.strategy is None:
         return
-    judging, reasons = judges(search), {}
+    judging = judges(search)
+    reasons: dict[str, str] = {}
     if alone or "search" in config.phases:
         reasons |= dict.fromkeys(("search.when", "search.every_n_epochs"), "the search is a phase of its own")
     elif search.when != "every_n_epochs":

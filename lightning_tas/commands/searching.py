@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,6 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
-from lightning_tas.launch import provenance
-from lightning_tas.launch.results import Specialised, write_result
 from lightning_tas.launch.trainer import start_processes
 from lightning_tas.search.objective import ACCURACY, TRAINED
 from lightning_tas.supernets import supernet as make_supernet
@@ -68,13 +67,24 @@ def sees_images(config: Config) -> bool:
     return config.search.images == "data" or bool({ACCURACY, TRAINED} & set(judges(config.search)))
 
 
-def check_limits(config: Config, data: TASDataModule) -> None:
-    """Refuse limits that no network meets, before anything is written or computed."""
-    if config.search.strategy is None or not {"search", "supernet"} & set(config.phases) or config.ckpt is not None:
-        return
-    with torch.device("meta"):
-        net = make_supernet(build.space(config), **build.network_options(config, data))
-    build_region(net, config.limits, measure=False).check()
+def check_limits(config: Config, data: TASDataModule, folder: Path) -> dict[str, Any] | None:
+    """Refuse limits that no network meets, before anything is written or computed.
+
+    Latency has to be measured for it; what was measured is returned, to be kept, unless `folder` has it already.
+    """
+    if config.search.strategy is None or not {"search", "supernet"} & set(config.phases):
+        return None
+    if config.limits.latency is None and config.ckpt is None:
+        with torch.device("meta"):
+            net = make_supernet(build.space(config), **build.network_options(config, data))
+        build_region(net, config.limits, measure=False).check()
+        return None
+    real = build.supernet(config, data) if config.ckpt is None else _of_checkpoint(config, data)
+    device, amp = _place(config)
+    region = build_region(real, config.limits, folder, device=device, amp_dtype=amp, write=False)
+    region.check()
+    known = region.given("latency")
+    return None if known is None else dict(known.to_dict())
 
 
 def search(context: Context) -> dict[str, Any]:
@@ -83,11 +93,12 @@ def search(context: Context) -> dict[str, Any]:
     start_processes(config.trainer)
     net = _supernet(context).to(build.device(config))
     around = replace(surroundings(context), trained=_trained(context))
-    found = build_job(net, config.search, config.limits, around).run()
+    job = build_job(net, config.search, config.limits, around)
+    found = job.run()
     if context.main:
         show(context, found)
         if not {"measure", "retrain"} & set(config.phases):
-            _report(context, net, found)
+            _report(context, found, job.settings)
     return {"search": search_record.RECORD}
 
 
@@ -95,6 +106,7 @@ def callback(context: Context) -> SearchCallback:
     """The search inside supernet training."""
     config = context.config
     made = SearchCallback.of(config.search, config.limits, seed=config.seed, folder=context.folder.path)
+    made.identity = identity(config)
     made.on_found = lambda found: show(context, found, log=False)
     return made
 
@@ -102,8 +114,7 @@ def callback(context: Context) -> SearchCallback:
 def surroundings(context: Context) -> Surroundings:
     """What a search of this run uses."""
     config, data = context.config, context.data
-    device = build.device(config)
-    amp = _AMP.get(str(config.trainer.precision)) if device.type == "cuda" else None
+    device, amp = _place(config)
 
     def row(stats: Mapping[str, Any]) -> None:
         context.loggers.log_generation(stats)
@@ -117,7 +128,15 @@ def surroundings(context: Context) -> Surroundings:
         amp_dtype=amp,
         on_generation=row,
         progress=context.main,
+        identity=identity(config),
     )
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What decides scores besides supernet and search: the images, and how networks are trained to be judged."""
+    data = {key: value for key, value in asdict(config.data).items() if key not in ("num_workers", "pin_memory")}
+    trains = TRAINED in judges(config.search)
+    return {"data": data, "train": [asdict(config.train), asdict(config.trainer)] if trains else None}
 
 
 def show(context: Context, found: Found, log: bool = True) -> None:
@@ -145,12 +164,20 @@ def _supernet(context: Context) -> Any:
     outputs = context.study.outputs("supernet")
     if "checkpoint" in outputs:
         return load_supernet(context.folder.path / outputs["checkpoint"]).net
-    if config.ckpt is None:
-        return build.supernet(config, context.data)
+    return build.supernet(config, context.data) if config.ckpt is None else _of_checkpoint(config, context.data)
+
+
+def _of_checkpoint(config: Config, data: TASDataModule) -> Any:
     source = trained.load(config)
     if source.alone:
         raise UserError(f"ckpt: {str(source.checkpoint)!r} is one network alone; a search needs a supernet")
-    return trained.fit_to_data(source, context.data)
+    return trained.fit_to_data(source, data)
+
+
+def _place(config: Config) -> tuple[torch.device, torch.dtype | None]:
+    """Where networks are measured, and under which autocast."""
+    device = build.device(config)
+    return device, _AMP.get(str(config.trainer.precision)) if device.type == "cuda" else None
 
 
 def _trained(context: Context) -> Any:
@@ -159,29 +186,11 @@ def _trained(context: Context) -> Any:
     return TrainedScorer(context.config, context.data)
 
 
-def _report(context: Context, net: Any, found: Found) -> None:
+def _report(context: Context, found: Found, settings: Mapping[str, Any]) -> None:
     """`result.json` of a run that ends with its search: nothing is measured on the test set."""
     config, folder = context.config, context.folder
-    names = search_record.labels(found.networks)
-    networks = [
-        Specialised(label, e.arch, int(e.params), int(e.macs), {}, e.value)
-        for label, e in zip(names, found.networks, strict=True)
-    ]
-    record = write_result(
-        folder.result,
-        networks,
-        recipe=config.recipe,
-        seed=config.seed,
-        score=config.search.score,
-        limits=found_limits(context),
-        checkpoint=config.ckpt,
-        checkpoint_sha256=provenance.state_hash(net.state_dict()),
-        versions=provenance.versions(),
-        git=provenance.git_revision(),
-        command=provenance.command(),
-        run=folder.path.name,
-        host=provenance.host(),
-        timing={},
+    record = search_record.write_winners(
+        folder.result, found, settings, recipe=config.recipe, checkpoint=config.ckpt, run=folder.path.name
     )
     context.loggers.log_result(record, None)
 

@@ -139,6 +139,10 @@ class Region:
         bounds = {name: _times(self.limits.bounds[name], q.per) for name, q in sums.items()}
         return {name: q.total for name, q in sums.items()}, bounds
 
+    def given(self, name: str) -> Any:
+        """The further quantity `name` as it was given; None where it was not."""
+        return self._given.get(name)
+
     @cached_property
     def exact(self) -> bool:
         """Whether all limited quantities are sums of whole numbers, so that counts and refusals are exact."""

@@ -124,6 +124,10 @@ class Nsga2(Strategy):
         return self.settings.population * (1 + self.settings.generations)
 
     @property
+    def protects(self) -> int | None:
+        return None  # a network of the front may be worse than all others in accuracy
+
+    @property
     def needs(self) -> tuple[str, ...]:
         every = [name for objective in (self.objective, *self._objectives) for name in objective.needs]
         return tuple(dict.fromkeys(every))

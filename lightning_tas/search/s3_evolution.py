@@ -41,6 +41,10 @@ class S3Evolution(Generational):
     Settings = S3Settings
     settings: S3Settings
 
+    @property
+    def protects(self) -> int | None:
+        return super().protects if self.settings.elitist else None  # parents and the winner are of one generation
+
     def _begin(self) -> bool:
         last = None if self.settings.elitist else self.history.since(self.generation - 1)
         self._parents = [self.history.rows[i] for i in self.history.top(self.settings.top, last)]

@@ -96,3 +96,14 @@ class Scorers:
             for row, result in zip(found, scorer(archs, own), strict=True):
                 row.update(result)
         return list(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the scorers that have one, by name, as primitives and tensors."""
+        return {name: one.state_dict() for name, one in self.special.items() if isinstance(one, AccuracyScorer)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        for name, own in state.items():
+            scorer = self.special[name]
+            assert isinstance(scorer, AccuracyScorer)
+            scorer.load_state_dict(own)

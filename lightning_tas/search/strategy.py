@@ -96,6 +96,11 @@ class Strategy(ABC):
         """The scores that the networks of the next `ask` must be told with."""
         return self.objective.needs
 
+    @property
+    def protects(self) -> int | None:
+        """How many of the best it hands on or breeds from: a scorer may give up on others. None: it needs every one."""
+        return max(int(getattr(self.settings, key, 1)) for key in ("top", "first"))
+
     def _finished(self) -> str:
         """Why the search is over before another generation, or ""."""
         return f"budget: {self.budget} evaluations" if len(self.history) >= self.budget else ""
@@ -180,12 +185,19 @@ class Strategy(ABC):
             return
         draft = self._propose()
         if not len(draft):
-            self.stopped = f"exhausted: all {len(self.history)} networks within the limits are evaluated"
+            self.stopped = self._exhausted()
             return
         self._pending, self._told = draft.rows, 0
         self._counts = (draft.proposed, draft.distinct, len(draft))
         costs = self.region.quantities(np.stack(draft.rows))
         self._costs = [dict(zip(costs, map(float, row), strict=True)) for row in zip(*costs.values(), strict=True)]
+
+    def _exhausted(self) -> str:
+        """Why there is nothing left to propose; "all" only where their number is known."""
+        number = len(self.history)
+        if self.region.size() == number:
+            return f"exhausted: all {number} networks within the limits are evaluated"
+        return f"exhausted: no network within the limits was found beyond the {number} that are evaluated"
 
     @property
     def done(self) -> bool:

@@ -172,6 +172,60 @@ def test_a_search_killed_in_its_middle_goes_on_there(tmp_path: Path) -> None:
         assert (folder / "search.csv").read_bytes() == (tmp_path / "whole" / "search.csv").read_bytes()
 
 
+def test_a_raced_search_goes_on_against_the_same_best(tmp_path: Path) -> None:
+    """Which networks are given up depends on the best before them: they are part of the state."""
+    net = small.make_net()
+    options = {**SMALL, "population": 8, "crossovers": 3, "mutations": 3, "top": 2}
+    search = SearchConfig(strategy="evolution", options=options, racing_top=2, racing_error=0.5)
+    data = many_images()
+
+    def job(folder: Path) -> Any:
+        return build_job(net, search, LimitsConfig(), Surroundings(folder=folder, loader=lambda: data))
+
+    whole = job(tmp_path / "whole").run()
+    text = (tmp_path / "whole" / "search.csv").read_text()
+    assert "accuracy.dropped" in text  # or this tests nothing
+    for generations in (1, 2):
+        folder = tmp_path / f"cut{generations}"
+        first = job(folder)
+        first.limit = generations
+        first.run()
+        assert first.state_dict()["scorer"]["accuracy"]
+        assert job(folder).run().to_dict() == whole.to_dict()
+        assert (folder / "search.csv").read_text() == text
+
+
+def many_images() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Enough images, with targets that some networks find, for races to have losers."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(400, 1, 8, 8, generator=generator)
+    best = small.make_net().eval()
+    with torch.no_grad():
+        targets = best(images, best.space.largest()).argmax(dim=1)
+    return list(zip(images.split(100), targets.split(100), strict=True))
+
+
+def test_racing_spares_strategies_that_need_every_network() -> None:
+    net, data = small.make_net(), many_images()
+    for strategy, options, racing in (
+        ("evolution", {"top": 7}, 7),
+        ("s3_evolution", {"elitist": False}, None),
+        ("nsga2", {"minimise": ["params"]}, None),
+        ("random", {"networks": 5}, 3),
+    ):
+        search = SearchConfig(strategy=strategy, options=options, racing_top=3)
+        scorer = build_job(net, search, LimitsConfig(), Surroundings(loader=lambda: data)).scorer.special["accuracy"]
+        assert scorer._racing == (racing is not None), strategy
+        assert racing is None or scorer._race["top"] == racing, strategy
+
+
+def test_a_plain_trainer_gets_a_result(tmp_path: Path) -> None:
+    fit(tmp_path, RandomSearch("snip", when="fit_start", networks=3, folder=tmp_path, batch_size=2, top=2))
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert [entry["label"] for entry in record["architectures"]] == ["best", "best-2"]
+    assert {"seed", "limits", "checkpoint_sha256", "versions"} <= set(record)
+
+
 def test_a_state_of_other_weights_settings_or_limits_is_not_continued(tmp_path: Path) -> None:
     search = SearchConfig(strategy="random", score="snip", batch_size=4, options={"networks": 5})
     build_job(small.make_net(), search, LimitsConfig(), Surroundings(folder=tmp_path)).run()
