@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_tas.callbacks.search_check import EXACT, check_search, judges
+from lightning_tas.callbacks.search_check import EXACT, check_search, check_sources, judges
 from lightning_tas.callbacks.search_job import OnGeneration, SearchJob
 from lightning_tas.errors import UserError
 from lightning_tas.launch.compare import digest
@@ -72,6 +73,12 @@ def build_region(net: Any, given: LimitsConfig, folder: Path | None = None, meas
 
         quantities["activations"] = activation_total(net.space, net)
     if "latency" in limits.bounds:
+        cores = os.cpu_count() or 1
+        if given.latency_threads is not None and given.latency_threads > cores:
+            raise UserError(
+                f"limits.latency_threads: {given.latency_threads} is not valid; valid: 1 to {cores}, as this machine "
+                "has processors"
+            )
         if not measure:
             limits = Limits(tuple(item for item in limits.items if item[0] != "latency"))
         else:
@@ -87,7 +94,9 @@ def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> Latency
 
     def measured() -> dict[str, Any]:
         if kept is not None and kept.exists():
-            return dict(read_json(kept, key="limits.latency"))
+            known = _kept_table(kept, given)
+            if known is not None:
+                return known
         table = LatencyTable.build(
             net,
             batch_size=given.latency_batch,
@@ -102,13 +111,27 @@ def latency_table(net: Any, given: LimitsConfig, folder: Path | None) -> Latency
     return LatencyTable.from_dict(share_of(None).first(measured))
 
 
+def _kept_table(path: Path, given: LimitsConfig) -> dict[str, Any] | None:
+    """A table as `LatencyTable.to_dict` gives it; None where it is damaged or was measured under other conditions."""
+    from lightning_tas.latency import LatencyTable
+
+    try:
+        table = LatencyTable.from_dict(read_json(path, key="limits.latency"))
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):  # a damaged file of any kind
+        return None
+    threads = table.conditions.threads if given.latency_threads is None else given.latency_threads
+    same = (table.conditions.batch_size, table.conditions.threads) == (given.latency_batch, threads)
+    return table.to_dict() if same else None
+
+
 def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surroundings) -> SearchJob | ExactJob:
     """The search that `search` describes on the supernet `net`.
 
     Raises:
         UserError: unknown strategies, settings, scores; limits that nothing meets; accuracy without held-out images.
     """
-    check_search(search)
+    check_search(search, limits)
+    check_sources(search, around.loader is not None, around.batch is not None, around.trained is not None)
     region = build_region(net, limits, around.folder)
     region.check()
     weights = state_hash(net.state_dict())
@@ -135,12 +158,12 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         "folder": around.folder,
         "settings": settings,
     }
+    batch = _batch(search, around)
     if search.strategy == EXACT:
         from lightning_tas.callbacks.exact_job import ExactJob
 
         given = dict((search.proxy_options or {}).get(search.score, {}))
         init = None if search.init == "inherited" else search.init
-        batch = _batch(search, around)
         return ExactJob(
             region,
             net,
@@ -153,7 +176,7 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
             **dict(search.options or {}),
             **common,
         )
-    proxies = _proxy_scorer(net, search, around)
+    proxies = _proxy_scorer(net, search, around, batch)
     scorer = Scorers(proxies, _special(net, search, around))
     strategy = build_strategy(
         str(search.strategy), region, Objective.of(search.score), around.seed, **dict(search.options or {})
@@ -161,7 +184,7 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     return SearchJob(
         strategy,
         scorer,
-        key=digest({**json.loads(json.dumps(settings, default=str)), "top": None}),
+        key=digest({**json.loads(json.dumps(settings, default=str)), "top": None, "batch": _hash(batch)}),
         on_generation=around.on_generation,
         progress=around.progress,
         piece=1 if search.score == TRAINED else None,
@@ -177,13 +200,20 @@ def _batch(search: SearchConfig, around: Surroundings) -> tuple[Tensor | None, T
     """Images and labels that proxies see; None for Gaussian ones."""
     if search.images != "data":
         return None, None
-    if around.batch is None:
-        raise UserError("search.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
+    assert around.batch is not None  # see check_sources
     return around.batch(search.batch_size)
 
 
-def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> ProxyScorer:
-    images, labels = _batch(search, around)
+def _hash(batch: tuple[Tensor | None, Tensor | None]) -> str | None:
+    """Of the images and labels that proxies see, which decide the scores as weights do."""
+    images, labels = batch
+    return None if images is None or labels is None else state_hash({"images": images, "labels": labels})
+
+
+def _proxy_scorer(
+    net: Any, search: SearchConfig, around: Surroundings, batch: tuple[Tensor | None, Tensor | None]
+) -> ProxyScorer:
+    images, labels = batch
     names = [name for name in judges(search) if name not in OTHERS]
     options: dict[str, Any] = {}
     if names:
@@ -205,8 +235,7 @@ def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> Proxy
 def _special(net: Any, search: SearchConfig, around: Surroundings) -> dict[str, Scorer]:
     special: dict[str, Scorer] = {}
     if ACCURACY in judges(search):
-        if around.loader is None:
-            raise UserError("search.score: 'accuracy' needs held-out images; valid here: proxies")
+        assert around.loader is not None  # see check_sources
         from lightning_tas.population import Population
 
         population = Population(

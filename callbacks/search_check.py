@@ -7,11 +7,12 @@ from typing import Any
 
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.inherited import LOOKUPS
+from lightning_tas.proxies.initialise import check_method
 from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import chosen
-from lightning_tas.search.config import SearchConfig
+from lightning_tas.search.config import AT_LEAST, CHOICES, LimitsConfig, SearchConfig
 from lightning_tas.search.exact import additive_proxy
-from lightning_tas.search.objective import OTHERS, Objective
+from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective
 from lightning_tas.search.settings import read_settings
 from lightning_tas.search.strategy import settings_of, strategies, strategy_class
 
@@ -23,12 +24,13 @@ def strategy_names() -> list[str]:
     return sorted({*strategies(), EXACT})
 
 
-def check_search(search: SearchConfig) -> None:
-    """Refuse unknown strategies, scores and settings.
+def check_search(search: SearchConfig, limits: LimitsConfig | None = None) -> None:
+    """Refuse unknown strategies, scores and settings, and settings that contradict each other.
 
     Raises:
         UserError: names the key of `search` that is wrong, and what is valid.
     """
+    _check_values({"search": search, "limits": limits or LimitsConfig()})
     if search.strategy not in strategy_names():
         raise unknown("search.strategy", search.strategy, strategy_names())
     options = {} if search.options is None else search.options
@@ -37,12 +39,55 @@ def check_search(search: SearchConfig) -> None:
     if search.strategy == EXACT:
         _check_exact(search, options)
     else:
+        _check_score("search.score", search.score)
+        kind = strategy_class(str(search.strategy))
         try:
-            read_settings(str(search.strategy), strategy_class(str(search.strategy)).Settings, options)
+            kind.check(read_settings(str(search.strategy), kind.Settings, options), Objective.of(search.score))
         except UserError as error:
             raise UserError(f"search.options: {error}") from None
-        _check_score("search.score", search.score)
     _check_proxy_options(search)
+    try:
+        check_method(search.init, inherited=True)
+    except UserError as error:
+        raise UserError(f"search.{error}") from None
+
+
+def _check_values(groups: Mapping[str, Any]) -> None:
+    """Refuse values that commands refuse too, where they come from Python."""
+
+    def value(key: str) -> Any:
+        group, _, name = key.partition(".")
+        return getattr(groups[group], name)
+
+    for key, choices in CHOICES.items():
+        if value(key) not in choices:
+            raise unknown(key, value(key), choices)
+    defaults = {"search": SearchConfig, "limits": LimitsConfig}
+    for key, least in AT_LEAST.items():
+        group, _, name = key.partition(".")
+        number = value(key)
+        if number is None and getattr(defaults[group], name) is None:
+            continue
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise UserError(f"{key}: {number!r} is not valid; valid: {least} or above")
+    error = groups["search"].racing_error
+    if not isinstance(error, (int, float)) or not 0 < error < 1:
+        raise UserError(f"search.racing_error: {error!r} is not valid; valid: above 0, below 1")
+
+
+def check_sources(search: SearchConfig, held_out: bool, images: bool, trains: bool = False) -> None:
+    """Refuse a search that needs what is not there: held-out images, training images, a way to train networks.
+
+    Raises:
+        UserError: names the key of `search` and what is valid without.
+    """
+    judging = judges(search)
+    if ACCURACY in judging and not held_out:
+        raise UserError("search.score: 'accuracy' needs held-out images; valid here: proxies")
+    if TRAINED in judging and not trains:
+        raise UserError("search.score: 'trained' trains networks of its own, which only the phase 'search' does")
+    if search.images == "data" and not images:
+        raise UserError("search.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
 
 
 def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
@@ -60,6 +105,8 @@ def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
     for key in options:
         if key not in EXACT_SETTINGS:
             raise unknown("search.options", key, EXACT_SETTINGS)
+        if not isinstance(options[key], bool):
+            raise UserError(f"search.options: {key}: {options[key]!r} is not valid; valid: true or false")
 
 
 def _check_score(key: str, name: Any) -> None:

@@ -22,15 +22,14 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lightning_tas.callbacks import search_record
 from lightning_tas.callbacks.proxy_scoring import ends, private_twin, shows_bars
 from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region
-from lightning_tas.callbacks.search_check import check_search
+from lightning_tas.callbacks.search_check import check_search, check_sources
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import preserved_rng
 from lightning_tas.launch.throughput import Throughput
-from lightning_tas.search.config import LimitsConfig, SearchConfig
+from lightning_tas.search.config import CHOICES, LimitsConfig, SearchConfig
 from lightning_tas.training.ema import WeightAverage
 
-WHEN = ("fit_start", "every_n_epochs", "fit_end")
 _AMP = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
@@ -70,26 +69,30 @@ class SearchCallback(Callback):
         loader: Callable[[], Any] | None = None,
         **settings: Any,
     ) -> None:
-        if when not in WHEN:
-            raise unknown("when", when, WHEN)
+        if when not in CHOICES["search.when"]:
+            raise unknown("when", when, CHOICES["search.when"])
         known = asdict(SearchConfig())
         own = {key: settings.pop(key) for key in list(settings) if key in known and key != "strategy"}
-        options = {**(own.pop("options", None) or {}), **settings}
+        options = own.pop("options", None) or {}
+        if not isinstance(options, Mapping):
+            raise UserError(f"search.options: {options!r} is not valid; valid: a mapping, as {{population: 50}}")
         self.search = SearchConfig(
             strategy=self.strategy,
             score=score,
             when=when,
             every_n_epochs=every_n_epochs,
             top=top,
-            options=options,
+            options={**options, **settings},
             **own,
         )
-        check_search(self.search)
         prices = asdict(LimitsConfig())
+        if not isinstance(limits, Mapping | None):
+            raise UserError(f"limits: {limits!r} is not valid; valid: a mapping, as {{'params': [5e6, 7e6]}}")
         for key in limits or {}:
             if key not in prices:
                 raise unknown("limits", key, prices)
         self.limits = LimitsConfig(**dict(limits or {}))
+        check_search(self.search, self.limits)
         self.seed, self.folder, self.loader = seed, Path(folder) if folder is not None else None, loader
         self.visits: list[dict[str, Any]] = []
         self.on_found: Callable[[Found], None] | None = None
@@ -107,12 +110,22 @@ class SearchCallback(Callback):
     # --- when -------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a module that trains no supernet, and limits that none of its networks meets."""
+        """Refuse what would only be found out when it is time to search, which may be after days of training."""
         if stage != "fit":
             return
         net: Any = getattr(pl_module, "net", None)
         if not (hasattr(net, "subnet") and hasattr(net, "space")):
             raise UserError(f"search: {type(pl_module).__name__} trains no supernet; valid: SupernetModule")
+        if self.seed is None and not isinstance(getattr(pl_module, "seed", None), int):
+            raise UserError(f"search: {type(pl_module).__name__} has no seed; give the callback one: seed=0")
+        data: Any = getattr(trainer, "datamodule", None)
+        check_sources(self.search, self._loader(trainer) is not None, hasattr(data, "selection_batch"))
+        others = [one for one in trainer.callbacks if isinstance(one, SearchCallback) and one is not self]  # type: ignore[attr-defined]
+        if any(one._into(trainer) == self._into(trainer) for one in others):
+            raise UserError(
+                f"search: two searches would write into {str(self._into(trainer))!r}, one over the other; "
+                "give each a folder of its own: folder=..."
+            )
         build_region(net, self.limits, measure=False).check()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -153,11 +166,10 @@ class SearchCallback(Callback):
         twin = private_twin(module.net, module.device)  # type: ignore[arg-type]
         average(trainer, twin)
         data: Any = getattr(trainer, "datamodule", None)
-        loader = self.loader or getattr(data, "search_loader", None)
         around = Surroundings(
             seed=self.seed if self.seed is not None else int(module.seed),  # type: ignore[arg-type]
             folder=self._into(trainer),
-            loader=loader,
+            loader=self._loader(trainer),
             batch=getattr(data, "selection_batch", None),
             device=module.device,
             amp_dtype=_AMP.get(str(trainer.precision)) if module.device.type == "cuda" else None,
@@ -165,6 +177,9 @@ class SearchCallback(Callback):
             progress=shows_bars(trainer),
         )
         return build_job(twin, self.search, self.limits, around)
+
+    def _loader(self, trainer: Trainer) -> Callable[[], Any] | None:
+        return self.loader or getattr(getattr(trainer, "datamodule", None), "search_loader", None)
 
     def _into(self, trainer: Trainer) -> Path:
         return self.folder or Path(trainer.log_dir or trainer.default_root_dir)

@@ -9,6 +9,7 @@ from typing import Any
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.schema import all_keys
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.search import config as searches
 
 PHASES = ("select", "supernet", "search", "measure", "retrain")
 LOGGERS = ("csv", "tensorboard", "wandb")
@@ -32,9 +33,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "select.norm": ("paper", "l1l1", "none"),
     "select.classes": ("sums", "counts"),
     "bench.images": ("gaussian", "data"),
-    "search.when": ("fit_start", "every_n_epochs", "fit_end"),
-    "search.mode": ("exact", "inherited"),
-    "search.images": ("gaussian", "data"),
+    **searches.CHOICES,
 }
 # Key to the least value; None is always allowed where the type allows it.
 _AT_LEAST: dict[str, float] = {
@@ -67,15 +66,7 @@ _AT_LEAST: dict[str, float] = {
     "bench.zen_repeat": 1,
     "bench.eval_batches": 1,
     "bench.bootstrap": 0,
-    "search.every_n_epochs": 1,
-    "search.top": 1,
-    "search.batch_size": 1,
-    "search.racing_top": 1,
-    "search.eval_images": 1,
-    "search.train_epochs": 1,
-    "limits.latency_batch": 1,
-    "limits.latency_threads": 1,
-    "limits.latency_repeats": 1,
+    **searches.AT_LEAST,
 }
 _PROBABILITIES = ("model.drop_rate", "model.attn_drop_rate", "model.drop_path_rate")
 
@@ -234,8 +225,6 @@ def _scoring(config: Config) -> None:
 
 def _search(config: Config) -> None:
     search = config.search
-    if not 0 < search.racing_error < 1:
-        raise UserError(f"search.racing_error: {search.racing_error!r} is not valid; valid: above 0, below 1")
     given = {key: getattr(config.limits, key) for key in ("params", "macs", "latency", "activations")}
     given = {key: value for key, value in given.items() if value is not None}
     if given:
@@ -245,4 +234,4 @@ def _search(config: Config) -> None:
     if search.strategy is not None:
         from lightning_tas.callbacks.search_check import check_search
 
-        check_search(search)
+        check_search(search, config.limits)

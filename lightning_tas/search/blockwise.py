@@ -29,7 +29,7 @@ from lightning_tas.limits import Region
 from lightning_tas.proxies.registry import least, one_of, proxy
 from lightning_tas.search.evolution import Generational, GenerationSettings
 from lightning_tas.search.history import Codes
-from lightning_tas.search.objective import FloatArray, Objective, Scores, dropped
+from lightning_tas.search.objective import OTHERS, FloatArray, Objective, Scores, dropped
 from lightning_tas.search.settings import Probability
 from lightning_tas.search.sites import BlockRanks, Site, Sites
 from lightning_tas.search.strategy import Draft, register_strategy
@@ -80,8 +80,6 @@ class Blockwise(Generational):
     def __init__(self, region: Region, objective: Objective | str, seed: int = 0, **settings: Any) -> None:
         super().__init__(region, objective, seed, **settings)
         guide = self.settings.guide or ("dss" if self.objective.name == "dss" else "dss_pp")
-        if guide != "dss_pp" and proxy(guide).combines:
-            raise UserError(f"guide of blockwise: {guide!r} has no numbers per block; name one of its components")
         self._source = "dss" if guide == "dss_pp" else guide
         self._quantities = ("diversity", "saliency") if guide == "dss_pp" else ("",)
         self.sites = Sites(self.space)
@@ -89,6 +87,12 @@ class Blockwise(Generational):
         self._velocity: list[float] = []
         self._own_best: list[float] = []
         self._forget()
+
+    @classmethod
+    def check(cls, settings: Any, objective: Objective) -> None:
+        guide = settings.guide
+        if guide in OTHERS or (guide not in (None, "dss_pp") and proxy(guide).combines):
+            raise UserError(f"guide of blockwise: {guide!r} has no numbers per block; name a proxy that sums over them")
 
     @property
     def needs(self) -> tuple[str, ...]:

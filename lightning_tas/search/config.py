@@ -5,6 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "search.when": ("fit_start", "every_n_epochs", "fit_end"),
+    "search.mode": ("exact", "inherited"),
+    "search.images": ("gaussian", "data"),
+}
+"""What a text may be."""
+AT_LEAST: dict[str, int] = {
+    "search.every_n_epochs": 1,
+    "search.top": 1,
+    "search.batch_size": 1,
+    "search.racing_top": 1,
+    "search.eval_images": 1,
+    "search.train_epochs": 1,
+    "limits.latency_batch": 1,
+    "limits.latency_threads": 1,
+    "limits.latency_repeats": 1,
+}
+"""The least that a whole number may be; None is valid where it is the default."""
+
 
 @dataclass
 class SelectConfig:

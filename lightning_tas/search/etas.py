@@ -62,13 +62,17 @@ class Etas(Strategy):
     def __init__(self, region: Region, objective: Objective | str, seed: int = 0, **settings: Any) -> None:
         super().__init__(region, objective, seed, **settings)
         name = self.settings.filter
-        self.filter = None if name is None else Objective.of(name, "filter of etas")
-        if self.filter is not None and set(self.filter.needs) & set(self.objective.needs):
-            raise UserError(f"filter of etas: {name!r} needs the same score as the objective, {self.objective.name!r}")
+        self.filter = None if name is None else Objective.of(name)
         self._scores: dict[bytes, Scores] = {}
         self._pool: list[Codes] = []
         self._pool_counts = (0, 0, 0)
         self._filtering = False
+
+    @classmethod
+    def check(cls, settings: Any, objective: Objective) -> None:
+        name = settings.filter
+        if name is not None and set(Objective.of(name, "filter of etas").needs) & set(objective.needs):
+            raise UserError(f"filter of etas: {name!r} needs the same score as the objective, {objective.name!r}")
 
     @property
     def budget(self) -> int:

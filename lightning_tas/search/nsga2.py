@@ -81,6 +81,12 @@ class Nsga2Settings(NoSettings):
     gene_prob: Probability | None = None
     tries: Annotated[int, least(1)] = 10
 
+    def __post_init__(self) -> None:
+        for key in ("objectives", "minimise"):
+            names = getattr(self, key)
+            if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+                raise UserError(f"{key}: {names!r} is not valid; valid: a list of names")
+
 
 @register_strategy("nsga2")
 class Nsga2(Strategy):
@@ -95,21 +101,23 @@ class Nsga2(Strategy):
     def __init__(self, region: Region, objective: Objective | str, seed: int = 0, **settings: Any) -> None:
         super().__init__(region, objective, seed, **settings)
         s = self.settings
-        for key in ("objectives", "minimise"):
-            if not isinstance(getattr(s, key), tuple):
-                raise UserError(f"{key} of nsga2: {getattr(s, key)!r} is not valid; valid: a list of names")
-        self._objectives = [Objective.of(name, "objectives of nsga2") for name in s.objectives]
+        self._objectives = [Objective.of(name) for name in s.objectives]
         known = self.region.quantities(self.space.encode(self.space.smallest()))
         for name in s.minimise:
             if name not in known:
                 raise unknown("minimise of nsga2", name, known)
-        if not s.objectives and not s.minimise:
-            raise UserError("nsga2: one objective alone has no front; name further objectives or what to minimise")
         self._members: list[int] = []  # the survivors, as indices of the history
         self._ranked: list[tuple[int, int, float]] = []
         self._tables: list[Values] = []
         self._tabled = 0
         self._forget()
+
+    @classmethod
+    def check(cls, settings: Any, objective: Objective) -> None:
+        for name in settings.objectives:
+            Objective.of(name, "objectives of nsga2")
+        if not settings.objectives and not settings.minimise:
+            raise UserError("nsga2: one objective alone has no front; name further objectives or what to minimise")
 
     @property
     def budget(self) -> int:

@@ -65,6 +65,7 @@ class Strategy(ABC):
         self.region, self.space, self.seed = region, region.space, int(seed)
         self.objective = Objective.of(objective)
         self.settings = read_settings(self.name or type(self).__name__, self.Settings, settings)
+        self.check(self.settings, self.objective)
         region.check()
         self.history = History(self.space, self.objective)
         self.generation = 0
@@ -74,6 +75,10 @@ class Strategy(ABC):
         self._costs: list[dict[str, float]] = []
         self._told = 0
         self._counts = (0, 0, 0)  # proposed, distinct, accepted in the pending generation
+
+    @classmethod  # noqa: B027 (most strategies take every objective)
+    def check(cls, settings: Any, objective: Objective) -> None:
+        """`UserError` for settings that are valid, but not beside this objective; no network is needed to tell."""
 
     # --- what a strategy adds -----------------------------------------------------------------------------------------
 

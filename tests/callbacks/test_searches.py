@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 
 from lightning_tas import callbacks
 from lightning_tas.callbacks import search_record
-from lightning_tas.callbacks.search_build import Surroundings, build_job
+from lightning_tas.callbacks.search_build import LATENCY, Surroundings, build_job, build_region, latency_table
 from lightning_tas.callbacks.searches import CALLBACKS, AnySearch, EvolutionSearch, RandomSearch
 from lightning_tas.commands.config import CheckpointConfig
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
 from lightning_tas.evaluator import evaluate
 from lightning_tas.launch.checkpoints import RunCheckpoints
+from lightning_tas.launch.files import read_json
 from lightning_tas.launch.metrics import RowBeforeCheckpoint, RunMetrics
 from lightning_tas.search.config import LimitsConfig, SearchConfig
 from lightning_tas.training.retrain import RetrainModule
@@ -96,7 +98,12 @@ def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     """With averaging, mixing, drop path: losses, sub-networks, random states, modes, gradients, checkpoints, rows."""
     without, with_ = Trace(), Trace()
     fit(tmp_path / "without", without)
-    fit(tmp_path / "with", with_, searching(tmp_path / "with"), AnySearch("random", score="snip", networks=3))
+    fit(
+        tmp_path / "with",
+        with_,
+        searching(tmp_path / "with"),
+        AnySearch("random", score="snip", networks=3, folder=tmp_path),
+    )
     assert len(without.steps) == 12 and len({step["loss"] for step in without.steps}) == 12
     same(with_.steps, without.steps)
     same(with_.epochs, without.epochs)
@@ -180,6 +187,15 @@ def test_a_state_of_other_weights_settings_or_limits_is_not_continued(tmp_path: 
         job = build_job(net, search, limits, around)
         job._restore()
         assert job.strategy.evaluations == 0
+    seen = replace(search, images="data")
+    images, labels = next(iter(loader()))
+    around = Surroundings(folder=tmp_path, batch=lambda n: (images[:n], labels[:n]))
+    build_job(small.make_net(), seen, LimitsConfig(), around).run()
+    for factor, kept in ((1, 5), (2, 0)):
+        around = Surroundings(folder=tmp_path, batch=lambda n, f=factor: (f * images[:n], labels[:n]))
+        job = build_job(small.make_net(), seen, LimitsConfig(), around)
+        job._restore()
+        assert job.strategy.evaluations == kept
     (tmp_path / search_record.STATE).write_bytes(b"half a file")
     job = build_job(small.make_net(), search, LimitsConfig(), Surroundings(folder=tmp_path))
     job._restore()
@@ -215,8 +231,89 @@ def test_refusals(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="RetrainModule trains no supernet"):
         RandomSearch("snip").setup(pl.Trainer(logger=False), alone, "fit")
-    with pytest.raises(UserError, match="'accuracy' needs held-out images"):
-        fit(tmp_path, RandomSearch(when="fit_start"))
+
+
+@pytest.mark.parametrize(
+    ("searches", "message"),
+    [
+        ([{}], "'accuracy' needs held-out images"),
+        ([{"score": "trained"}], "only the phase 'search'"),
+        ([{"score": "snip", "images": "data"}], "'data' needs a data set"),
+        ([{"score": "snip"}, {"score": "dss"}], "two searches would write into"),
+    ],
+)
+def test_what_a_search_lacks_is_told_before_training(
+    tmp_path: Path, searches: list[dict[str, Any]], message: str
+) -> None:
+    kinds = (RandomSearch, EvolutionSearch)
+    own = [kind(folder=tmp_path, **given) for kind, given in zip(kinds, searches, strict=False)]
+    trace = Trace()
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path, trace, *own)
+    assert not trace.steps
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(({key: 0}, f"search.{key}: 0 is not valid") for key in ("top", "every_n_epochs", "batch_size", "racing_top")),
+        *(({key: "1"}, f"search.{key}: '1' is not valid") for key in ("top", "eval_images", "train_epochs")),
+        *(({key: "x"}, f"search.{key}: 'x' is not valid") for key in ("mode", "images", "init", "racing_error")),
+        ({"racing_error": 1}, "search.racing_error: 1 is not valid"),
+        ({"limits": 5}, "limits: 5 is not valid; valid: a mapping"),
+        ({"limits": {"latency_batch": 0}}, "limits.latency_batch: 0 is not valid"),
+        ({"options": 5}, "search.options: 5 is not valid; valid: a mapping"),
+    ],
+)
+def test_values_are_checked_as_in_commands(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RandomSearch(**{"score": "snip", **given})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "message"),
+    [
+        ("etas", {"filter": "snip"}, "search.options: filter of etas: 'snip' needs the same score"),
+        ("etas", {"filter": "ntrs"}, "search.options: filter of etas: 'ntrs' is not valid.*Did you mean 'ntsr'"),
+        ("blockwise", {"guide": "accuracy"}, "search.options: guide of blockwise: 'accuracy' has no numbers per block"),
+        ("blockwise", {"guide": "ntsr"}, "search.options: guide of blockwise: 'ntsr' has no numbers per block"),
+        ("exact", {"front": 5, "mode": "inherited"}, "search.options: front: 5 is not valid; valid: true or false"),
+        ("nsga2", {"objectives": ["snap"]}, "search.options: objectives of nsga2: 'snap' is not valid"),
+    ],
+)
+def test_contradictions_are_told_before_training(strategy: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        AnySearch(strategy, score="snip", **settings)
+
+
+def test_more_threads_than_processors_are_refused() -> None:
+    given = LimitsConfig(latency=[None, 100], latency_threads=100_000)
+    with pytest.raises(UserError, match=r"limits.latency_threads: 100000 is not valid; valid: 1 to \d+"):
+        build_region(small.make_net(), given, measure=False)
+
+
+def test_a_module_without_a_seed_needs_one_of_the_callback() -> None:
+    class Mine(pl.LightningModule):
+        net = small.make_net()
+
+    trainer = pl.Trainer(logger=False)
+    with pytest.raises(UserError, match="Mine has no seed; give the callback one"):
+        RandomSearch("snip").setup(trainer, Mine(), "fit")
+    RandomSearch("snip", seed=0).setup(trainer, Mine(), "fit")
+
+
+def test_a_latency_table_is_kept_for_its_own_conditions(tmp_path: Path) -> None:
+    net, given = small.make_net(), LimitsConfig(latency=[None, 100], latency_repeats=2, latency_threads=1)
+    path = tmp_path / LATENCY
+    table = latency_table(net, given, tmp_path)
+    kept = path.read_bytes()
+    assert latency_table(net, given, tmp_path).to_dict() == table.to_dict() and path.read_bytes() == kept
+    other = latency_table(net, replace(given, latency_batch=2), tmp_path)
+    assert other.conditions.batch_size == 2 and path.read_bytes() != kept
+    for damaged in ("", "{}", "[]", '{"space": 3}', kept.decode()[:-50]):
+        path.write_text(damaged)
+        assert latency_table(net, given, tmp_path).conditions == table.conditions
+        assert read_json(path)["conditions"] == asdict(table.conditions)
 
 
 def test_every_strategy_of_the_issue_has_a_callback() -> None:
