@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,18 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     config = _to_object(tree)
     config.recipe = base.name
     validate(config)
-    if command == "score" and environment.rank() == 0:
-        for key, reason in score_keys.without_effect(settings, config):
+    if environment.rank() == 0:
+        for key, reason in _without_effect(command, settings, config):
             warnings.warn(f"{key} is ignored: {reason}", stacklevel=2)
     return config
+
+
+def _without_effect(command: str, keys: Iterable[str], config: Config) -> Iterable[tuple[str, str]]:
+    if command == "score":
+        return score_keys.without_effect(keys, config)
+    if command in ("fit", "search"):
+        return search_keys.without_effect(keys, config, alone=command == "search")
+    return ()
 
 
 def parse(argument: str) -> Setting:

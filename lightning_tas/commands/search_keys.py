@@ -6,11 +6,14 @@ unknown to it; and limits in parameters mean nothing in another space.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_tas.errors import UserError
+
+if TYPE_CHECKING:
+    from lightning_tas.commands.config import Config
 
 OPTIONS = "search.options"
 LIMITED = ("params", "macs", "latency", "activations")
@@ -36,7 +39,8 @@ class Belongings:
         self.limits |= {key: limits[key] for key in LIMITED if isinstance(limits, Mapping) and key in limits}
 
     def command(self, given: Mapping[str, Any]) -> None:
-        """Take in the settings of a command line, by dotted key."""
+        """Take in the settings of a command line, by dotted key or as whole groups."""
+        given = _single(given)
         if "space" in given and given["space"] != self.space:
             self.dropped = any(value is not None for value in self.limits.values())
             self.limits = {}
@@ -60,6 +64,15 @@ class Belongings:
         self.options |= {str(key): value for key, value in options.items()}
 
 
+def _single(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which ``search={...}`` and ``limits={...}`` are written out key by key."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        whole = key in ("search", "limits") and isinstance(value, Mapping)
+        found |= {f"{key}.{name}": one for name, one in value.items()} if whole else {key: value}
+    return found
+
+
 def is_option(key: str) -> bool:
     """Whether a key is the options of the strategy, or one of them."""
     return key == OPTIONS or key.startswith(f"{OPTIONS}.")
@@ -72,3 +85,35 @@ def belongings(lineage: Iterable[Mapping[str, Any]], given: Mapping[str, Any]) -
         found.recipe(values)
     found.command(given)
     return found
+
+
+_RACING = ("search.racing_error", "search.racing_top")
+
+
+def without_effect(keys: Iterable[str], config: Config, alone: bool) -> Iterator[tuple[str, str]]:
+    """(key, why) of those of `keys`, which the user set, that change nothing of this search; alone: it is no fit's."""
+    from lightning_tas.callbacks.search_check import judges
+    from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED
+
+    search, limits = config.search, config.limits
+    if search.strategy is None:
+        return
+    judging, reasons = judges(search), {}
+    if alone or "search" in config.phases:
+        reasons |= dict.fromkeys(("search.when", "search.every_n_epochs"), "the search is a phase of its own")
+    elif search.when != "every_n_epochs":
+        reasons["search.every_n_epochs"] = f"search.when is {search.when}"
+    if ACCURACY not in judging:
+        images = ("search.racing", *_RACING, "search.eval_images")
+        reasons |= dict.fromkeys(images, f"it is of accuracy, and networks are judged by {', '.join(judging)}")
+    elif not search.racing:
+        reasons |= dict.fromkeys(_RACING, "search.racing is false")
+    if TRAINED not in judging:
+        reasons["search.train_epochs"] = "it is of search.score=trained"
+    if not set(judging) - set(OTHERS):
+        proxies = ("search.mode", "search.init", "search.images", "search.batch_size")
+        reasons |= dict.fromkeys(proxies, f"it is of proxies, and networks are judged by {', '.join(judging)}")
+    if limits.latency is None:
+        conditions = (f"limits.latency_{name}" for name in ("batch", "threads", "repeats"))
+        reasons |= dict.fromkeys(conditions, "limits.latency limits nothing")
+    yield from ((key, reasons[key]) for key in keys if key in reasons)

@@ -59,7 +59,7 @@ def check(config: Config) -> None:
         )
     if TRAINED in judging and inside_fit(config):
         raise UserError("search.score: 'trained' trains networks of its own: use the phase 'search'")
-    if ACCURACY in judging and config.data.search_val == 0:
+    if {ACCURACY, TRAINED} & set(judging) and config.data.search_val == 0:
         raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
 
 

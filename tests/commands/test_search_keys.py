@@ -9,6 +9,7 @@ import pytest
 
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.search_keys import belongings
+from lightning_tas.commands.searching import check
 from lightning_tas.errors import UserError
 
 TINY = "recipe=t_razor_tiny"
@@ -35,6 +36,15 @@ def test_options_of_the_command_line() -> None:
     config = config_from("search", [TINY, "search.options.generations=4"])
     assert config.search.options["generations"] == 4 and config.search.options["population"] == 50
     assert config_from("search", [TINY, "search.strategy=random"]).search.options is None
+
+
+def test_groups_are_read_like_single_keys() -> None:
+    group = "search={strategy: random, options: {networks: 3}}"
+    for given in ([group, "limits={params: [1M, 6M]}"], [group, "limits.params=[1M,6M]"]):
+        config = config_from("search", [TINY, *given])
+        assert config.search.options == {"networks": 3} and config.limits.params == ["1M", "6M"]
+    with pytest.raises(UserError, match=r"limits.params: 5 is one number"):
+        config_from("search", [TINY, "limits={params: 5}"])
 
 
 def test_limits_go_with_the_space(tmp_path: Path) -> None:
@@ -67,6 +77,7 @@ def test_limits_go_with_the_space(tmp_path: Path) -> None:
         ("limits.parms=[1,2]", "limits.parms: no such key.*Did you mean 'limits.params'"),
         ("search.proxy_options={dss: {mode: relesed}}", "search.proxy_options: .*relesed.*released"),
         ("search.proxy_options={snip: {a: 1}}", "search.proxy_options: 'snip' is not valid"),
+        ("search.init=nrmal", "search.init: 'nrmal' is not valid.*Did you mean 'normal'"),
     ],
 )
 def test_mistakes_are_named(argument: str, message: str) -> None:
@@ -77,3 +88,46 @@ def test_mistakes_are_named(argument: str, message: str) -> None:
 def test_search_needs_a_recipe_or_a_supernet() -> None:
     with pytest.raises(UserError, match="recipe: nothing to search; name one with recipe=NAME"):
         config_from("search", [])
+
+
+@pytest.mark.parametrize("names", ["5", "snip", "[[snip]]", "[5]", "null"])
+@pytest.mark.parametrize("key", ["objectives", "minimise"])
+def test_lists_of_names_are_lists_of_names(key: str, names: str) -> None:
+    with pytest.raises(UserError, match=rf"search.options: .*{key}: .* is not valid; valid: a list of names"):
+        config_from("search", [TINY, "search.strategy=nsga2", f"search.options={{{key}: {names}}}"])
+
+
+@pytest.mark.parametrize("score", ["accuracy", "trained"])
+def test_the_test_set_chooses_nothing(score: str) -> None:
+    config = config_from("search", [TINY, f"search.score={score}", "data.search_val=0", "ckpt=."])
+    with pytest.raises(UserError, match=r"data.search_val: 0 holds no images out"):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "reason"),
+    [
+        ("search", ["search.when=fit_start"], "the search is a phase of its own"),
+        ("fit", ["search.every_n_epochs=2"], "the search is a phase of its own"),
+        ("fit", ["search.every_n_epochs=2", "phases=[supernet]"], "search.when is fit_end"),
+        ("search", ["search.racing=false"], "it is of accuracy, and networks are judged by dss_pp, dss"),
+        ("search", ["search.eval_images=9"], "it is of accuracy"),
+        ("search", ["search.racing_top=9", "search.score=accuracy", "search.racing=false"], "search.racing is false"),
+        ("search", ["search.train_epochs=2"], "it is of search.score=trained"),
+        ("search", ["search.init=normal", "search.strategy=random", "search.score=accuracy"], "it is of proxies"),
+        ("search", ["limits.latency_batch=2"], "limits.latency limits nothing"),
+    ],
+)
+def test_settings_without_effect_are_named(command: str, given: list[str], reason: str) -> None:
+    key = given[0].partition("=")[0]
+    with pytest.warns(UserWarning, match=f"^{key} is ignored: {reason}"):
+        config_from(command, [TINY, *given])
+
+
+def test_settings_that_have_an_effect_are_not_named() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config_from("search", [TINY, "search.mode=inherited", "search.batch_size=4", "search.init=normal"])
+        config_from("search", [TINY, "search.score=accuracy", "search.racing_top=5", "search.eval_images=100"])
+        config_from("search", [TINY, "limits.latency=[null,5]", "limits.latency_batch=2"])
+        config_from("fit", [TINY, "phases=[supernet]", "search.when=every_n_epochs", "search.every_n_epochs=2"])
