@@ -178,12 +178,13 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         "folder": around.folder,
         "settings": settings,
     }
+    batch = _batch(search, around)
     if search.strategy == EXACT:
-        return _exact(net, region, search, around, common)
+        return _exact(net, region, search, around, batch, common)
     strategy = build_strategy(
         str(search.strategy), region, Objective.of(search.score), around.seed, **dict(search.options or {})
     )
-    scorer = Scorers(_proxy_scorer(net, search, around), _special(net, search, around, strategy.protects))
+    scorer = Scorers(_proxy_scorer(net, search, around, batch), _special(net, search, around, strategy.protects))
     # Latencies differ from measurement to measurement, and accuracies from device to device.
     tables = {name: total(strategy.space.sample_codes(0, 4)).tolist() for name, total in region.sums.items()}
     where = [str(around.device), str(around.amp_dtype)]
@@ -191,7 +192,7 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     return SearchJob(
         strategy,
         scorer,
-        key=digest(json.loads(json.dumps(decides, default=str))),
+        key=digest(json.loads(json.dumps({**decides, "batch": _hash(batch)}, default=str))),
         on_generation=around.on_generation,
         progress=around.progress,
         piece=1 if search.score == TRAINED else None,
@@ -199,7 +200,14 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     )
 
 
-def _exact(net: Any, region: Region, search: SearchConfig, around: Surroundings, common: Mapping[str, Any]) -> ExactJob:
+def _exact(
+    net: Any,
+    region: Region,
+    search: SearchConfig,
+    around: Surroundings,
+    batch: tuple[Tensor | None, Tensor | None],
+    common: Mapping[str, Any],
+) -> ExactJob:
     from lightning_tas.callbacks.exact_job import ExactJob
 
     return ExactJob(
@@ -207,7 +215,7 @@ def _exact(net: Any, region: Region, search: SearchConfig, around: Surroundings,
         net,
         proxy_options=dict((search.proxy_options or {}).get(search.score, {})),
         seed=around.seed,
-        batch=_batch(search, around),
+        batch=batch,
         batch_size=search.batch_size,
         init=None if search.init == "inherited" else search.init,
         device=around.device,
@@ -228,8 +236,16 @@ def _batch(search: SearchConfig, around: Surroundings) -> tuple[Tensor | None, T
     return around.batch(search.batch_size)
 
 
-def _proxy_scorer(net: Any, search: SearchConfig, around: Surroundings) -> ProxyScorer:
-    images, labels = _batch(search, around)
+def _hash(batch: tuple[Tensor | None, Tensor | None]) -> str | None:
+    """Of the images and labels that proxies see, which decide the scores as weights do."""
+    images, labels = batch
+    return None if images is None or labels is None else state_hash({"images": images, "labels": labels})
+
+
+def _proxy_scorer(
+    net: Any, search: SearchConfig, around: Surroundings, batch: tuple[Tensor | None, Tensor | None]
+) -> ProxyScorer:
+    images, labels = batch
     names = [name for name in judges(search) if name not in OTHERS]
     options: dict[str, Any] = {}
     if names:

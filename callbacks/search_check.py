@@ -105,6 +105,8 @@ def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
     for key in options:
         if key not in EXACT_SETTINGS:
             raise unknown("search.options", key, EXACT_SETTINGS)
+        if not isinstance(options[key], bool):
+            raise UserError(f"search.options: {key}: {options[key]!r} is not valid; valid: true or false")
 
 
 def _check_score(key: str, name: Any) -> None:

@@ -241,6 +241,15 @@ def test_a_state_of_other_weights_settings_or_limits_is_not_continued(tmp_path: 
         job = build_job(net, search, limits, around)
         job._restore()
         assert job.strategy.evaluations == 0
+    seen = replace(search, images="data")
+    images, labels = next(iter(loader()))
+    around = Surroundings(folder=tmp_path, batch=lambda n: (images[:n], labels[:n]))
+    build_job(small.make_net(), seen, LimitsConfig(), around).run()
+    for factor, kept in ((1, 5), (2, 0)):
+        around = Surroundings(folder=tmp_path, batch=lambda n, f=factor: (f * images[:n], labels[:n]))
+        job = build_job(small.make_net(), seen, LimitsConfig(), around)
+        job._restore()
+        assert job.strategy.evaluations == kept
     (tmp_path / search_record.STATE).write_bytes(b"half a file")
     job = build_job(small.make_net(), search, LimitsConfig(), Surroundings(folder=tmp_path))
     job._restore()
@@ -322,6 +331,7 @@ def test_values_are_checked_as_in_commands(given: dict[str, Any], message: str) 
         ("etas", {"filter": "ntrs"}, "search.options: filter of etas: 'ntrs' is not valid.*Did you mean 'ntsr'"),
         ("blockwise", {"guide": "accuracy"}, "search.options: guide of blockwise: 'accuracy' has no numbers per block"),
         ("blockwise", {"guide": "ntsr"}, "search.options: guide of blockwise: 'ntsr' has no numbers per block"),
+        ("exact", {"front": 5, "mode": "inherited"}, "search.options: front: 5 is not valid; valid: true or false"),
         ("nsga2", {"objectives": ["snap"]}, "search.options: objectives of nsga2: 'snap' is not valid"),
     ],
 )
