@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_tas import callbacks
-from lightning_tas.callbacks import search_record
+from lightning_tas.callbacks import search_job, search_record
 from lightning_tas.callbacks.search_build import LATENCY, Surroundings, build_job, build_region, latency_table
 from lightning_tas.callbacks.searches import CALLBACKS, AnySearch, EvolutionSearch, RandomSearch
 from lightning_tas.commands.config import CheckpointConfig
@@ -374,3 +374,20 @@ def test_every_strategy_of_the_issue_has_a_callback() -> None:
     names = {"EvolutionSearch", "BlockwiseEvolution", "EtasSearch", "RandomSearch", "ExactSearch"}
     assert names <= set(callbacks.__all__)
     assert {type_.__name__ for type_ in CALLBACKS.values()} == names
+
+
+def test_progress_tells_best_score_acceptance_and_unique_share(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no bar can be drawn, as lines; and in a terminal as a bar with the same facts."""
+    search = SearchConfig(strategy="evolution", score="snip", batch_size=2, options=SMALL)
+    monkeypatch.setattr(search_job, "EVERY", 0.0)
+    job = build_job(small.make_net(), search, LimitsConfig(), Surroundings(progress=True))
+    job.run()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and lines[0].startswith("search: 4 networks after 0 min, best ")
+    assert "accepted" in lines[-1] and "unique" in lines[-1] and lines[-1].startswith("search: 12 networks")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    build_job(small.make_net(), search, LimitsConfig(), Surroundings(progress=True)).run()
+    bar = capsys.readouterr().err
+    assert "12/12" in bar and "best=" in bar and "accepted=" in bar and "unique=" in bar
