@@ -97,6 +97,21 @@ def build_region(
     return Region(net.space, limits, net, quantities)
 
 
+def check_space(region: Region, search: SearchConfig) -> None:
+    """Refuse limits that nothing meets, and settings that the networks within them rule out, before any work.
+
+    Raises:
+        UserError: as of `build_job`.
+    """
+    region.check()
+    if search.strategy == EXACT:
+        return
+    try:
+        build_strategy(str(search.strategy), region, Objective.of(search.score), **dict(search.options or {}))
+    except UserError as error:
+        raise UserError(f"search.options: {error}") from None
+
+
 def latency_table(
     net: Any,
     given: LimitsConfig,

@@ -21,7 +21,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_tas.callbacks import search_record
 from lightning_tas.callbacks.proxy_scoring import ends, private_twin, shows_bars
-from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region
+from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region, check_space
 from lightning_tas.callbacks.search_check import check_search, check_sources
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.errors import UserError, unknown
@@ -130,7 +130,8 @@ class SearchCallback(Callback):
             )
         self._place = self._into(trainer)  # on all processes: they ask one another for it
         device = trainer.strategy.root_device
-        build_region(net, self.limits, self._place, device=device, amp_dtype=_amp(trainer, device)).check()
+        region = build_region(net, self.limits, self._place, device=device, amp_dtype=_amp(trainer, device))
+        check_space(region, self.search)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare a restored record with the settings; search, where it is the time."""

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks import search_record
-from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region
+from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region, check_space
 from lightning_tas.callbacks.search_check import judges, strategy_names
 from lightning_tas.callbacks.search_record import Found, generations_table, networks_table
 from lightning_tas.callbacks.searches import SearchCallback
@@ -77,12 +77,12 @@ def check_limits(config: Config, data: TASDataModule, folder: Path) -> dict[str,
     if config.limits.latency is None and config.ckpt is None:
         with torch.device("meta"):
             net = make_supernet(build.space(config), **build.network_options(config, data))
-        build_region(net, config.limits, measure=False).check()
+        check_space(build_region(net, config.limits, measure=False), config.search)
         return None
     real = build.supernet(config, data) if config.ckpt is None else _of_checkpoint(config, data)
     device, amp = _place(config)
     region = build_region(real, config.limits, folder, device=device, amp_dtype=amp, write=False)
-    region.check()
+    check_space(region, config.search)
     known = region.given("latency")
     return None if known is None else dict(known.to_dict())
 

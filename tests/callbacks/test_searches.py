@@ -294,13 +294,18 @@ def test_refusals(tmp_path: Path) -> None:
         ([{"score": "trained"}], "only the phase 'search'"),
         ([{"score": "snip", "images": "data"}], "'data' needs a data set"),
         ([{"score": "snip"}, {"score": "dss"}], "two searches would write into"),
+        ([{"strategy": "nsga2", "minimise": ["latncy"]}], "search.options: minimise of nsga2: 'latncy'"),
+        ([{"strategy": "exhaustive", "cap": 1}], "search.options: exhaustive: .* more than cap=1"),
     ],
 )
 def test_what_a_search_lacks_is_told_before_training(
     tmp_path: Path, searches: list[dict[str, Any]], message: str
 ) -> None:
     kinds = (RandomSearch, EvolutionSearch)
-    own = [kind(folder=tmp_path, **given) for kind, given in zip(kinds, searches, strict=False)]
+    own: list[pl.Callback] = []
+    for kind, given in zip(kinds, searches, strict=False):
+        made = AnySearch if "strategy" in given else kind
+        own.append(made(folder=tmp_path, **({"score": "snip"} if "strategy" in given else {}), **given))
     trace = Trace()
     with pytest.raises(UserError, match=message):
         fit(tmp_path, trace, *own)
