@@ -52,7 +52,7 @@ def looks(images: int) -> tuple[int, ...]:
     share = FIRST
     while share < 1 / math.sqrt(GROWTH):  # a look just before the end would save nothing
         length = round(share * images)
-        if length > (found[-1] if found else 0):
+        if (found[-1] if found else 0) < length < images:
             found.append(length)
         share *= GROWTH
     return (*found, images)
@@ -62,22 +62,24 @@ def looks(images: int) -> tuple[int, ...]:
 def critical(looks: tuple[int, ...], images: int, chance: float) -> float:
     """What a standard normal statistic exceeds at any of the `looks` with probability `chance`; see the module."""
     times = [0.5 * math.log(m / (images - m)) for m in looks]
-    return float(brentq(lambda z: ever(z, times) - chance, -8.0, 8.0))
+    if ever(0.0, times) <= chance:  # nobody is given up who seems as good
+        return 0.0
+    return float(brentq(lambda z: ever(z, times) - chance, 0.0, 8.0, xtol=1e-9))
 
 
 def ever(z: float, times: Sequence[float]) -> float:
     """P(X(t) > z at any of the ascending `times`), X the stationary Ornstein-Uhlenbeck process exp(-|t - s|)."""
     if not times:
         return float(norm.sf(z))
-    x, weight = np.polynomial.legendre.leggauss(200)
-    low = min(-8.0, z - 1.0)
+    x, weight = np.polynomial.legendre.leggauss(80)
+    low = min(z, 0.0) - 7.0
     x, weight = low + (x + 1) * (z - low) / 2, weight * (z - low) / 2  # over (low, z), where the process still is
-    density = norm.pdf(x)
+    density = np.exp(-(x**2) / 2)
     for before, now in pairwise(times):
         rho = math.exp(before - now)
-        step = norm.pdf(x[:, None], rho * x[None, :], math.sqrt(1 - rho**2))
-        density = step @ (weight * density)
-    return 1 - float(weight @ density)
+        rest = 1 - rho**2
+        density = np.exp(-((x[:, None] - rho * x) ** 2) / (2 * rest)) @ (weight * density) / math.sqrt(math.tau * rest)
+    return 1 - float(weight @ density) / math.sqrt(math.tau)
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Race:
     def estimate(self, hits: Bools) -> float:
         """Top-1 [%] on all images of a network given up with these hits (m,), below that of the worst of the best."""
         below = np.nextafter(-self._best[-1][0] / self.images, -math.inf)  # one given up because it cannot win any more
-        return float(100 * min(max(self._estimate(hits[None])[0][0], 0.0), below))
+        return float(100 * min(self._estimate(hits[None])[0][0], below))
 
     def _estimate(self, hits: Bools) -> tuple[Floats, Floats]:
         """Accuracy on all images of networks with hits (C, m), and its standard deviation; (C,) each."""
@@ -156,7 +158,7 @@ class Race:
         found = mean + self._slope * (self._ease.mean() - ease.mean())
         # Of hits - slope ease, without that matrix.
         variance = mean * (1 - mean) - self._slope * (2 * (hits @ centred) - self._slope * (centred @ centred)) / m
-        return found, np.sqrt(np.maximum(variance, self._least) * (1 - m / self.images) / m)
+        return found.clip(0, 1), np.sqrt(np.maximum(variance, self._least) * (1 - m / self.images) / m)
 
     def state_dict(self) -> dict[str, Any]:
         """As primitives and tensors."""
