@@ -1,4 +1,4 @@
-"""Populations are measured as one network after the other is; races find the same best; any number of processes agrees."""
+"""Populations are measured as one network after the other is; races find the best; any number of processes agrees."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_refusals() -> None:
     net = make_net("autoformer")
     with pytest.raises(UserError, match="no architectures"):
         Population(net, make_data(net, 4, 2)).accuracies([])
-    with pytest.raises(UserError, match="no images|no samples"):
+    with pytest.raises(UserError, match=r"no images|no samples"):
         Population(net, []).accuracies(draw(net, 1))
     with pytest.raises(UserError, match="embed_dim"):
         Population(net, make_data(net, 4, 2)).accuracies([Architecture.vit(64, [1], [2])])

@@ -167,7 +167,7 @@ def test_racing_seldom_changes_the_best_and_saves_images() -> None:
 
 @pytest.mark.parametrize(("accuracy", "common"), [(0.02, 0.97), (0.1, 0.0), (0.5, 0.8), (0.9, 0.8), (0.9, 0.0)])
 def test_at_worst_the_error_is_as_stated(accuracy: float, common: float) -> None:
-    """One of the best that is exactly as good as the worst of the others: given up with at most the stated error / k."""
+    """One of the best, exactly as good as the worst of the others: given up with at most the stated error / k."""
     rng = np.random.default_rng(2)
     k, n, error, lost, tried = 5, 1000, 0.5, 0, 0
     for _ in range(12):
