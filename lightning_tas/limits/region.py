@@ -86,6 +86,8 @@ class Region:
         net_or_options: Any = None,
         quantities: Mapping[str, Quantity] | None = None,
     ) -> None:
+        if not isinstance(space, SearchSpace):
+            raise UserError(f"space: expected a SearchSpace, got {space!r}; see lightning_tas.space")
         self.space = space
         self._given = dict(quantities or {})
         self.limits = Limits.read(limits, (*COSTS, *self._given))

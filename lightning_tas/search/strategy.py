@@ -213,8 +213,10 @@ class Strategy(ABC):
     def ask(self, n: int | None = None) -> list[Architecture]:
         """The networks of this generation not told yet, at most `n`; [] when the search is over.
 
-        Asking again without telling repeats the answer.
+        Asking again without telling repeats the answer. `UserError` for an `n` that is no whole number of at least 1.
         """
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+            raise UserError(f"ask: n={n!r} is not valid; valid: a whole number of at least 1, or None for all")
         self._prepare()
         rows = self._pending[self._told :][: len(self._pending) if n is None else n]
         return self.space.decode(np.stack(rows)) if rows else []
@@ -225,6 +227,8 @@ class Strategy(ABC):
         Raises:
             UserError: more results than networks, or a score of `needs` is missing; then nothing was taken in.
         """
+        if not isinstance(results, Sequence) or not all(isinstance(scores, Mapping) for scores in results):
+            raise UserError(f"tell: {results!r} is not valid; valid: a list of mappings from names to scores")
         self._prepare()
         left = len(self._pending) - self._told
         if len(results) > left:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_tas.errors import UserError
+from lightning_tas.limits import Region
 from lightning_tas.search import strategy as module
 from lightning_tas.search.evolution import GenerationSettings
 from lightning_tas.search.objective import Objective
@@ -115,3 +116,16 @@ def test_a_users_own_strategy(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert "own" in strategies() and settings_of("own") == {"n": 4}
     strategy = build_strategy("own", lab.region(lab.spaces("small")), "accuracy", n=5)
     assert len(lab.trace(strategy)) == 5 and strategy.name == "own" and strategy.stopped == "budget: 5 evaluations"
+
+
+def test_what_is_not_an_answer_is_refused(lab: Any) -> None:
+    strategy = lab.build("random", lab.region(lab.spaces("small")))
+    for n in (0, -1, True, "a", 2.0):
+        with pytest.raises(UserError, match="ask: n="):
+            strategy.ask(n)
+    for results in (None, [1.0], "ab", {"accuracy": 1}):
+        with pytest.raises(UserError, match=r"tell: .* is not valid"):
+            strategy.tell(results)
+    with pytest.raises(UserError, match="space: expected a SearchSpace, got 'tiny'"):
+        Region("tiny")  # type: ignore[arg-type]
+    assert strategy.evaluations == 0
