@@ -147,8 +147,8 @@ class Race:
 
     def estimate(self, hits: Bools) -> float:
         """Top-1 [%] on all images of a network given up with these hits (m,), below that of the worst of the best."""
-        below = np.nextafter(-self._best[-1][0] / self.images, -math.inf)  # one given up because it cannot win any more
-        return float(100 * min(self._estimate(hits[None])[0][0], below))
+        below = np.nextafter(-100.0 * self._best[-1][0] / self.images, -math.inf)  # also where chances were all it lost
+        return float(min(100 * self._estimate(hits[None])[0][0], below))
 
     def _estimate(self, hits: Bools) -> tuple[Floats, Floats]:
         """Accuracy on all images of networks with hits (C, m), and its standard deviation; (C,) each."""
