@@ -89,7 +89,7 @@ def test_search_then_retrain_the_winner(fit: Fit) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_search_resumes_to_the_same_result(tmp_path: Path, number: int) -> None:
-    search = (*TRAINING_FREE, "search.strategy=blockwise", "search.options={population: 10, generations: 60}")
+    search = (*TRAINING_FREE, "search.strategy=blockwise", "search.options={population: 10, generations: 30}")
     space = "space={name: tiny, embed_dim: [16, 32], depth: [3, 4], num_heads: [1, 2], mlp_ratio: [1, 2]}"
     assert main("search", arguments(tmp_path, "whole", *search, space)) == 0
     process = command("lightning_tas.search", *arguments(tmp_path, "cut", *search, space))
