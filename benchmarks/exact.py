@@ -82,7 +82,10 @@ SIDES = (56, 28, 14, 7)
 
 
 def s3_like() -> SearchSpace:
-    """The initial space of S3 (Chen et al. 2021): four stages of windowed blocks, 1.2e22 networks."""
+    """The initial space of S3 (Chen et al. 2021): four stages of windowed blocks, 1.2e22 networks.
+
+    Tests have it too; a benchmark runs without them.
+    """
     return SearchSpace(
         "s3_initial",
         "s3",

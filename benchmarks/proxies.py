@@ -36,9 +36,10 @@ from torch import Tensor, nn
 import lightning_tas as tas
 from lightning_tas.architecture import Architecture
 from lightning_tas.proxies.inherited import COSTS, LOOKUPS, agreement, build_tables
-from lightning_tas.proxies.many import Exact, Setting
+from lightning_tas.proxies.many import Exact
 from lightning_tas.proxies.probe import gaussian_batch
 from lightning_tas.proxies.registry import chosen, proxies
+from lightning_tas.proxies.setting import Setting
 
 GROUP = 4
 """Networks that DSS is timed on together."""

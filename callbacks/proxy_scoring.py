@@ -31,18 +31,16 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.scoring_record import BASELINES, Column, Record, Scoring
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
-from lightning_tas.evaluator import evaluate, preserved_rng
+from lightning_tas.evaluator import AUTOCAST, evaluate, preserved_rng
 from lightning_tas.launch.strategies import gathered
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.proxies import score_many
 from lightning_tas.proxies.initialise import INHERITED
-from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import chosen, proxy
 from lightning_tas.proxies.score import INVALID
 from lightning_tas.proxies.scorer import check_arch, whole_number
+from lightning_tas.proxies.setting import components
 from lightning_tas.randomness import derive
-
-_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class ProxyScoring(Callback):
@@ -144,7 +142,7 @@ class ProxyScoring(Callback):
                 twin,
                 self.record.archs,
                 _validation_data(trainer),
-                amp_dtype=_AUTOCAST.get(str(trainer.precision)),
+                amp_dtype=AUTOCAST.get(str(trainer.precision)),
                 progress=shows_bars(trainer),
                 max_batches=self._eval_batches(trainer),
             )

@@ -20,8 +20,8 @@ from lightning_tas.launch.compare import digest
 from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.provenance import state_hash
 from lightning_tas.limits import Limits, Region
-from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import chosen
+from lightning_tas.proxies.setting import components
 from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.config import LimitsConfig, SearchConfig
 from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from lightning_tas.latency import LatencyTable
 
 LATENCY = "latency.json"
-_LIMITED = ("params", "macs", "latency", "activations")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Surroundings:
 
 def read_limits(given: LimitsConfig) -> Limits:
     """The limits of a recipe."""
-    return Limits.read({key: getattr(given, key) for key in _LIMITED if getattr(given, key) is not None})
+    return Limits.read(given.stated)
 
 
 def build_region(

@@ -8,8 +8,8 @@ from typing import Any
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.inherited import LOOKUPS
 from lightning_tas.proxies.initialise import check_method
-from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import chosen
+from lightning_tas.proxies.setting import components
 from lightning_tas.search.config import AT_LEAST, CHOICES, LimitsConfig, SearchConfig
 from lightning_tas.search.exact import additive_proxy
 from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective

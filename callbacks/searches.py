@@ -25,12 +25,10 @@ from lightning_tas.callbacks.search_build import Surroundings, build_job, build_
 from lightning_tas.callbacks.search_check import check_search, check_sources
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.errors import UserError, unknown
-from lightning_tas.evaluator import preserved_rng
+from lightning_tas.evaluator import AUTOCAST, preserved_rng
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.search.config import CHOICES, LimitsConfig, SearchConfig
 from lightning_tas.training.ema import WeightAverage
-
-_AMP = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class SearchCallback(Callback):
@@ -239,7 +237,7 @@ class SearchCallback(Callback):
 
 
 def _amp(trainer: Trainer, device: torch.device) -> torch.dtype | None:
-    return _AMP.get(str(trainer.precision)) if device.type == "cuda" else None
+    return AUTOCAST.get(str(trainer.precision)) if device.type == "cuda" else None
 
 
 def average(trainer: Trainer, twin: torch.nn.Module) -> None:

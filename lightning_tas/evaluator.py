@@ -31,6 +31,9 @@ PADDING = -1
 
 TOP_K = 5
 
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+"""Type of forward passes by the Trainer's precision; others compute in the type of the weights."""
+
 
 @dataclass(frozen=True)
 class Accuracy:

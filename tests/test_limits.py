@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -16,8 +17,9 @@ import lightning_tas as tas
 from lightning_tas import UserError
 from lightning_tas.additive import Total
 from lightning_tas.latency import Conditions, LatencyTable
-from lightning_tas.limits import Limits, Region, Scaled
+from lightning_tas.limits import UNITS, Limits, Region, Scaled
 from lightning_tas.pieces import Pieces
+from lightning_tas.search.config import LIMITED, LimitsConfig
 from lightning_tas.spaces import Dimension, Predicate, SearchSpace, isotropic
 
 OPTIONS = {"img_size": 32, "num_classes": 10}
@@ -85,6 +87,10 @@ def test_bounds_are_read_as_written(written: Any, read: tuple[float, float]) -> 
     assert found.bounds == {"params": read} and found
     assert Limits.read(json.loads(json.dumps(found.to_dict()))) == found
     assert hash(Limits.read(found)) == hash(found)
+
+
+def test_recipes_may_limit_what_limits_know() -> None:
+    assert tuple(UNITS) == LIMITED and set(LIMITED) <= {field.name for field in dataclasses.fields(LimitsConfig)}
 
 
 def test_open_limits_are_none() -> None:

@@ -26,6 +26,7 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError
 from lightning_tas.launch import environment
+from lightning_tas.search.config import LIMITED
 
 # Paths and names: taken as typed, where Hydra's grammar would need quotes around spaces, '=' or brackets.
 _PATHS = ("ckpt", "data.root", "train.from_checkpoint", "bench.path")
@@ -209,7 +210,7 @@ def _compose(base: recipes.Recipe, settings: Sequence[Setting]) -> DictConfig:
         for setting in sorted(free, key=lambda setting: setting.key.count(".")):
             _set_free(tree, setting)
         OmegaConf.update(tree, search_keys.OPTIONS, found.options or None, merge=False)
-        for name in search_keys.LIMITED:
+        for name in LIMITED:
             OmegaConf.update(tree, f"limits.{name}", found.limits.get(name), merge=False)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(schema.first_line(error)) from None

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning_tas.errors import UserError
+from lightning_tas.search.config import LIMITED
 
 if TYPE_CHECKING:
     from lightning_tas.commands.config import Config
 
 OPTIONS = "search.options"
-LIMITED = ("params", "macs", "latency", "activations")
 
 
 @dataclass

@@ -21,6 +21,7 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
+from lightning_tas.evaluator import AUTOCAST
 from lightning_tas.launch.trainer import start_processes
 from lightning_tas.search.objective import ACCURACY, TRAINED
 from lightning_tas.supernets import supernet as make_supernet
@@ -28,8 +29,6 @@ from lightning_tas.training.checkpoint import load_supernet
 
 if TYPE_CHECKING:
     from lightning_tas.commands.phases import Context
-
-_AMP = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def inside_fit(config: Config) -> bool:
@@ -44,7 +43,7 @@ def check(config: Config) -> None:
         valid = ", ".join(strategy_names())
         raise UserError(f"search.strategy: the phase 'search' needs one; give search.strategy=NAME; valid: {valid}")
     if not asked:
-        if any(getattr(config.limits, key) is not None for key in ("params", "macs", "latency", "activations")):
+        if config.limits.stated:
             rank_zero_warn("limits are ignored: they are of a search, and search.strategy names none")
         return
     if "search" not in phases and "supernet" not in phases:
@@ -177,7 +176,7 @@ def _of_checkpoint(config: Config, data: TASDataModule) -> Any:
 def _place(config: Config) -> tuple[torch.device, torch.dtype | None]:
     """Where networks are measured, and under which autocast."""
     device = build.device(config)
-    return device, _AMP.get(str(config.trainer.precision)) if device.type == "cuda" else None
+    return device, AUTOCAST.get(str(config.trainer.precision)) if device.type == "cuda" else None
 
 
 def _trained(context: Context) -> Any:

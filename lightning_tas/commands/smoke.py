@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from lightning_tas.launch import environment
+from lightning_tas.search.config import LIMITED
 
 SMALLEST_SIDE = 8  # pixels; augmentations need a few
 IMAGES = 64
@@ -85,5 +86,5 @@ def _search(tree: Any) -> dict[str, Any]:
         "search.eval_images": None,
         "search.racing_top": 2,
         # Sizes in a recipe are those of its own images and classes.
-        **{f"limits.{key}": None for key in ("params", "macs", "latency", "activations")},
+        **{f"limits.{key}": None for key in LIMITED},
     }

@@ -204,8 +204,8 @@ def _select(config: Config) -> None:
 def _scoring(config: Config) -> None:
     if not config.scoring.proxies:
         return
-    from lightning_tas.proxies.many import components
     from lightning_tas.proxies.registry import chosen
+    from lightning_tas.proxies.setting import components
 
     try:
         asked = chosen(config.scoring.proxies)
@@ -225,12 +225,10 @@ def _scoring(config: Config) -> None:
 
 def _search(config: Config) -> None:
     search = config.search
-    given = {key: getattr(config.limits, key) for key in ("params", "macs", "latency", "activations")}
-    given = {key: value for key, value in given.items() if value is not None}
-    if given:
+    if config.limits.stated:
         from lightning_tas.limits import Limits
 
-        Limits.read(given)
+        Limits.read(config.limits.stated)
     if search.strategy is not None:
         from lightning_tas.callbacks.search_check import check_search
 

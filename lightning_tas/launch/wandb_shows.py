@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,23 +18,24 @@ _PRICES = ("params", "macs", "score", "bin")
 _LAYOUT = ("depth", "embed_dim", "num_heads", "mlp_ratio", "id")
 
 
-class Shows:
+class Shows(ABC):
     """Methods of `WandbRun`, which knows when the run begins and what to do when W&B fails."""
 
     _over: bool
     _run: Any
 
     @property
+    @abstractmethod
     def id(self) -> str:
         """The id of the run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, values: Mapping[str, Any]) -> None:
         """Log one row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _guarded(self) -> AbstractContextManager[None]:
-        raise NotImplementedError
+        """Around calls of W&B: the job goes on where W&B fails."""
 
     def networks(self, key: str, rows: list[list[Any]], title: str) -> dict[str, Any]:
         """What to log for a params-accuracy scatter `key` with the table `<key>_table` behind it."""

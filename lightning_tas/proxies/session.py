@@ -13,13 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import UserError, unknown
-from lightning_tas.proxies.initialise import check_method
+from lightning_tas.errors import UserError
 from lightning_tas.proxies.keep import InMemory
-from lightning_tas.proxies.many import MODES, Exact, Setting, components, walk
-from lightning_tas.proxies.probe import bare
-from lightning_tas.proxies.registry import chosen
-from lightning_tas.proxies.scorer import check_arguments, labelled
+from lightning_tas.proxies.many import Exact, walk
+from lightning_tas.proxies.setting import prepare
 from lightning_tas.proxies.shards import share_of
 from lightning_tas.proxies.table import Scores
 
@@ -46,15 +43,9 @@ class Session:
         build: Mapping[str, Any] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        if mode not in MODES:
-            raise unknown("mode", mode, MODES)
-        self.wanted = chosen(names)
-        self._parts, given = components(self.wanted, {} if options is None else options)
-        if init is not None:
-            check_method(init, inherited=net is not None)
-        check_arguments(self._parts, given, seed, images, labels, batch_size, device)
-        matter = labelled(self._parts, given)
-        setting = Setting(bare(net), seed, images, labels, batch_size, init, device, build, matter)
+        self.wanted, self._parts, given, setting = prepare(
+            names, net, mode, seed, images, labels, batch_size, init, options, build, device
+        )
         self._tables = setting.tables(self._parts, given) if mode == "inherited" else None
         self._exact = Exact(setting, self._parts, given) if mode == "exact" else None
 

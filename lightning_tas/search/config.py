@@ -25,6 +25,10 @@ AT_LEAST: dict[str, int] = {
 """The least that a whole number may be; None is valid where it is the default."""
 
 
+LIMITED = ("params", "macs", "latency", "activations")
+"""Quantities that may be limited, see `LimitsConfig`."""
+
+
 @dataclass
 class SelectConfig:
     """PreNAS selection, see `lightning_tas.search.select_preferred`; a rule that is None is the one of `mode`.
@@ -82,3 +86,8 @@ class LimitsConfig:
     latency_batch: int = 1  # images of the batch that latency is measured with
     latency_threads: int | None = None  # of the processor; None: as many as there are
     latency_repeats: int = 20  # of which the median counts
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What is limited, as the recipe says it."""
+        return {key: getattr(self, key) for key in LIMITED if getattr(self, key) is not None}

@@ -22,11 +22,11 @@ from lightning_tas.costs import CostOptions, cost_options
 from lightning_tas.costs.terms import cost_terms
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.inherited import LOOKUPS, build_tables
-from lightning_tas.proxies.many import components
 from lightning_tas.proxies.probe import bare
 from lightning_tas.proxies.registry import Proxy
 from lightning_tas.proxies.registry import proxy as registered
 from lightning_tas.proxies.scorer import check_arguments
+from lightning_tas.proxies.setting import components
 from lightning_tas.spaces import SearchSpace
 
 COSTS = ("params", "macs")

@@ -32,25 +32,10 @@ from lightning_tas.training.retrain import RetrainModule
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
 import small
-from scoring_trace import Trace, same
+from scoring_trace import Kill, Killed, Trace, same
 
 PROXIES = ["snip", "grad_norm"]
 RECIPE = {"ema": True, "ema_decay": 0.5, "mixup": 0.2}
-
-
-class Killed(RuntimeError):
-    pass
-
-
-class Kill(pl.Callback):
-    """Dies after `step` updates."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            raise Killed
 
 
 @pytest.fixture(autouse=True)

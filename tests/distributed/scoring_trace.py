@@ -69,6 +69,21 @@ class Trace(pl.Callback):
         })  # fmt: skip
 
 
+class Killed(RuntimeError):
+    pass
+
+
+class Kill(pl.Callback):
+    """Dies after `step` updates."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            raise Killed
+
+
 class Live(pl.Callback):
     """Scores the very module that is trained, in the middle of a fit; a `Trace` behind it sees what comes after.
 

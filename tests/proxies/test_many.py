@@ -21,9 +21,10 @@ import torch.distributed as dist
 import lightning_tas as tas
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
-from lightning_tas.proxies.many import Exact, Setting
+from lightning_tas.proxies.many import Exact
 from lightning_tas.proxies.registry import chosen
 from lightning_tas.proxies.scorer import combined
+from lightning_tas.proxies.setting import Setting
 from lightning_tas.spaces import isotropic
 
 NAMES = ["params", "snip", "dss", "dss_pp"]
@@ -104,9 +105,7 @@ def test_weight_norms_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
             caches.append(self)
 
     monkeypatch.setattr(many.Exact.__dataclass_fields__["norms"], "default_factory", Counted)
-    scorer = many.Exact(
-        many.Setting(supernet(), 0, None, None, 2, None, None, None), [tas.proxies()["dss"]], {}, Counted()
-    )
+    scorer = many.Exact(Setting(supernet(), 0, None, None, 2, None, None, None), [tas.proxies()["dss"]], {}, Counted())
     list(scorer.rows(list(enumerate(SPACE.enumerate()))))
     # Layers x (qkv, proj) x (16, 32 wide) x (1, 2 heads): however many networks.
     assert caches[-1].computed == 2 * 2 * 2 * 2 < SPACE.size()

@@ -11,8 +11,8 @@ import torch
 
 import lightning_tas as tas
 from lightning_tas.errors import UserError
-from lightning_tas.proxies.many import components
 from lightning_tas.proxies.registry import Option, chosen, least, proxies, proxy
+from lightning_tas.proxies.setting import components
 from lightning_tas.spaces import isotropic
 
 SPACE = isotropic("mini", embed_dim=[16, 32], depth=[1, 2], num_heads=[1, 2], mlp_ratio=[1, 2])

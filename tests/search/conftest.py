@@ -16,23 +16,9 @@ from lightning_tas.limits import Limits
 from lightning_tas.proxies.score import Score
 from lightning_tas.randomness import derive
 from lightning_tas.search.strategy import Strategy, build_strategy
-from lightning_tas.spaces import Dimension, SearchSpace, isotropic, resolve_space
+from lightning_tas.spaces import SearchSpace, isotropic, resolve_space
 
-
-def s3() -> SearchSpace:
-    """S3's initial space: four stages, widths and depths per stage, windows, heads and ratios per block."""
-    return SearchSpace(
-        "s3_initial",
-        "s3",
-        [
-            Dimension("embed_dim", "stage", (224, 256, 288), step=64),
-            Dimension("depth", "stage", (2, 3, 4), step=1),
-            Dimension("window_size", "block", (7, 14), step=7),
-            Dimension("num_heads", "block", (7, 8, 9), step=2),
-            Dimension("mlp_ratio", "block", (3, 3.5, 4), step=0.5),
-        ],
-        stages=4,
-    )
+from ..spaces.conftest import s3
 
 
 def small() -> SearchSpace:
