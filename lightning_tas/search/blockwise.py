@@ -9,10 +9,11 @@ to another one; a child takes over from a partner of the same width the blocks t
 for every child, since Algorithm 1 read literally makes all children of a step equal.
 
 Velocity: networks are discrete, so eq. 12 cannot move one. Each place i of the population has x_i, the percentile of
-its member's value, and v_i <- w v_i + g1 u1 (pb_i - x_i) + g2 u2 (1 - x_i), which sets the share of blocks to change,
-clip(.1 + .4 max(0, v_i), .1, .6): those that lag behind change more. Percentiles are taken in the population, for in
-the archive all of its 50 best stand at nearly 1; a member keeps its place while it is among the best, and a newcomer
-takes the place of one that is not.
+its member's value in the archive, and v_i <- w v_i + g1 u1 (pb_i - x_i) + g2 u2 (1 - x_i), which sets the share of
+blocks to change, clip(.1 + .4 max(0, v_i), .1, .6): those that lag behind change more. As the archive grows its best
+networks come close to 1 and change ever less: moves are wide at first and end with single blocks. (Percentiles in the
+population keep them wide for ever, and find worse networks than random search does by inherited SNIP or DSS++.) A
+member keeps its place while it is among the best, and a newcomer takes the place of one that is not.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ class Blockwise(Generational):
     def _shares(self) -> FloatArray:
         """The share of blocks to change per place of the population; moves its velocities on."""
         s, n = self.settings, len(self._slots)
-        x = np.ones(1) if n == 1 else (rankdata(self.history.values[self._slots]) - 1) / (n - 1)
+        known = len(self.history)
+        x = np.ones(n) if known == 1 else (rankdata(self.history.values)[self._slots] - 1) / (known - 1)
         velocity = np.concatenate([self._velocity, np.zeros(n)])[:n]
         best = np.maximum(x, np.concatenate([self._own_best, np.zeros(n)])[:n])
         u = self.rng("velocity").random((2, n)) if s.pso_noise else np.ones((2, n))
