@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,14 @@ BEST = "best"
 
 @dataclass(frozen=True)
 class Found:
-    """What one search found: its best networks, what it took, and why it ended."""
+    """What one search found: its best networks, what it took, and why it ended. more: further facts for its record."""
 
     networks: list[Entry]
     generations: list[dict[str, Any]]
     evaluations: int
     stopped: str
     front: list[Entry]
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -46,6 +47,7 @@ class Found:
             "stopped": self.stopped,
             "generations": self.generations,
             "front": [entry_dict(entry.arch.id, entry) for entry in self.front],
+            **self.more,
         }
 
 
