@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.search_check import EXACT, check_search, check_sources, judges
 from lightning_tas.callbacks.search_job import OnGeneration, SearchJob
 from lightning_tas.errors import UserError
@@ -30,7 +31,7 @@ from lightning_tas.search.strategy import build_strategy
 
 if TYPE_CHECKING:
     from lightning_tas.callbacks.exact_job import ExactJob
-    from lightning_tas.latency import LatencyTable
+    from lightning_tas.latency import Conditions, Latency, LatencyTable
 
 LATENCY = "latency.json"
 
@@ -120,23 +121,17 @@ def latency_table(
     write: bool = True,
 ) -> LatencyTable:
     """The latencies of blocks on this device: measured once for a run, and (`write`) kept in its folder."""
-    from lightning_tas.latency import LatencyTable
+    from lightning_tas.latency import LatencyTable, conditions
 
     kept = None if folder is None else folder / LATENCY
+    how = latency_settings(given, device, amp_dtype)
 
     def measured() -> dict[str, Any]:
         if kept is not None and kept.exists():
-            known = _kept_table(kept, given)
+            known = _kept_table(kept, net, given.latency_repeats, conditions(net, **how))
             if known is not None:
                 return known
-        table = LatencyTable.build(
-            net,
-            batch_size=given.latency_batch,
-            device=device,
-            amp_dtype=amp_dtype,
-            threads=given.latency_threads,
-            rounds=max(1, given.latency_repeats // 2),
-        )
+        table = LatencyTable.build(net, repeats=given.latency_repeats, **how)
         rank_zero_info(str(table))
         if kept is not None and write:
             write_json(kept, table.to_dict())
@@ -145,7 +140,15 @@ def latency_table(
     return LatencyTable.from_dict(share_of(None).first(measured))
 
 
-def _kept_table(path: Path, given: LimitsConfig) -> dict[str, Any] | None:
+def latency_settings(
+    given: LimitsConfig, device: torch.device | str | None, amp_dtype: torch.dtype | None
+) -> dict[str, Any]:
+    """How latency is measured, as arguments of `lightning_tas.latency`."""
+    threads = given.latency_threads
+    return {"batch_size": given.latency_batch, "device": device, "amp_dtype": amp_dtype, "threads": threads}
+
+
+def _kept_table(path: Path, net: Any, repeats: int, under: Conditions) -> dict[str, Any] | None:
     """A table as `LatencyTable.to_dict` gives it; None where it is damaged or was measured under other conditions."""
     from lightning_tas.latency import LatencyTable
 
@@ -153,9 +156,10 @@ def _kept_table(path: Path, given: LimitsConfig) -> dict[str, Any] | None:
         table = LatencyTable.from_dict(read_json(path, key="limits.latency"))
     except (UserError, KeyError, TypeError, ValueError, AttributeError):  # a damaged file of any kind
         return None
-    threads = table.conditions.threads if given.latency_threads is None else given.latency_threads
-    same = (table.conditions.batch_size, table.conditions.threads) == (given.latency_batch, threads)
-    return table.to_dict() if same else None
+    if not table.fits(net, repeats, under):
+        rank_zero_warn(f"{str(path)!r} was measured with other settings or on another device; it is measured anew")
+        return None
+    return table.to_dict()
 
 
 def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surroundings) -> SearchJob | ExactJob:
@@ -182,11 +186,15 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         "limits": region.limits.to_dict(),
         "ranges": {name: list(pair) for name, pair in region.ranges().items()},
         "space": {"name": net.space.name, "id": net.space.id, "size": net.space.size()},
-        "racing": {"error": search.racing_error, "top": search.racing_top} if search.racing else None,
+        "racing": None,
         "eval_images": search.eval_images,
         "weights_sha256": weights,
     }
+    table = region.given("latency")
+    if table is not None:
+        settings["latency"] = table.facts()
     common: dict[str, Any] = {
+        "measure": None if table is None else _stopwatch(net, limits, around),
         "score": search.score,
         "top": search.top,
         "folder": around.folder,
@@ -198,7 +206,9 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     strategy = build_strategy(
         str(search.strategy), region, Objective.of(search.score), around.seed, **dict(search.options or {})
     )
-    scorer = Scorers(_proxy_scorer(net, search, around, batch), _special(net, search, around, strategy.protects))
+    special = _special(net, search, around, strategy.protects)
+    settings["racing"] = special[ACCURACY].racing if ACCURACY in special else None
+    scorer = Scorers(_proxy_scorer(net, search, around, batch), special)
     # Latencies differ from measurement to measurement, and accuracies from device to device.
     tables = {name: total(strategy.space.sample_codes(0, 4)).tolist() for name, total in region.sums.items()}
     where = [str(around.device), str(around.amp_dtype)]
@@ -212,6 +222,14 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
         piece=1 if search.score == TRAINED else None,
         **common,
     )
+
+
+def _stopwatch(net: Any, limits: LimitsConfig, around: Surroundings) -> Callable[[Architecture], Latency]:
+    """Measures the latency of a whole network, as the table's pieces were measured."""
+    from lightning_tas.latency import measure
+
+    how = latency_settings(limits, around.device, around.amp_dtype)
+    return lambda arch: measure(net, arch, repeats=limits.latency_repeats, **how)
 
 
 def _exact(
@@ -278,9 +296,9 @@ def _proxy_scorer(
     )
 
 
-def _special(net: Any, search: SearchConfig, around: Surroundings, protects: int | None) -> dict[str, Scorer]:
+def _special(net: Any, search: SearchConfig, around: Surroundings, protects: int | None) -> dict[str, Any]:
     """Scorers that are no proxies. protects: how many of the best must have seen all images; None: every network."""
-    special: dict[str, Scorer] = {}
+    special: dict[str, Any] = {}
     if ACCURACY in judges(search):
         assert around.loader is not None  # see check_sources
         from lightning_tas.population import Population

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pytorch_lightning.utilities import rank_zero_warn
 
+from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks import search_record as record
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.proxies.shards import share_of
@@ -23,7 +25,12 @@ from lightning_tas.search.history import Entry
 from lightning_tas.search.scorers import Scorer
 from lightning_tas.search.strategy import Strategy
 
+if TYPE_CHECKING:
+    from lightning_tas.latency import Latency
+    from lightning_tas.limits import Limits
+
 OnGeneration = Callable[[Mapping[str, Any]], None]
+Measure = Callable[[Architecture], "Latency"]
 EVERY = 60.0
 """Seconds between lines about progress where no bar can be drawn."""
 
@@ -37,7 +44,7 @@ class SearchJob:
     result (weights, settings, seed, limits), so that a state is continued by no other search. settings: what
     `search.json` says about the search. on_generation: called with the row of every generation, on rank 0.
     limit: generations to run now; None: all. piece: networks scored between two savings of the state; None: a
-    generation's.
+    generation's. measure: takes the latency of the networks found, see `with_latency`.
     """
 
     strategy: Strategy
@@ -51,6 +58,7 @@ class SearchJob:
     progress: bool = False
     limit: int | None = None
     piece: int | None = None
+    measure: Measure | None = None
 
     def run(self) -> Found:
         """Search, going on from a kept state, and write the results. Collective."""
@@ -62,7 +70,7 @@ class SearchJob:
                 self._generation(bar)
         finally:
             bar.close()
-        found = self.found()
+        found = with_latency(self.found(), self.measure, self.strategy.region.limits)
         if self.folder is not None:
             into = self.folder  # what fails in rank 0, as on a full disk, ends all
             share_of(None).first(lambda: record.write(into, self.strategy, found, self.settings, self.score))
@@ -76,8 +84,24 @@ class SearchJob:
         """What the search has found by now."""
         strategy = self.strategy
         own = getattr(strategy, "front", None)  # of a strategy with several objectives
-        front = own() if own is not None else front_of(strategy.history)
+        front = own() if own is not None else self._front()
         return Found(strategy.top(self.top), list(strategy.stats), strategy.evaluations, strategy.stopped, front)
+
+    def _front(self) -> list[Entry]:
+        """The front of score and params; of networks that racing gave up, those that seem to lie on it see all images.
+
+        Few are: a search of hundreds gives up nearly all small networks, and the front is of them.
+        """
+        entries = list(self.strategy.history)
+        while True:
+            front = front_of(entries)
+            rough = [entry for entry in front if entry.dropped]
+            if not rough:
+                return front
+            results = self.scorer.whole([entry.arch for entry in rough], self.strategy.needs)  # type: ignore[attr-defined]
+            for entry, scores in zip(rough, results, strict=True):
+                value = self.strategy.objective.values([scores])[0]
+                entries[entry.index] = replace(entry, scores=scores, value=float(value), estimate=float(value))
 
     def _generation(self, bar: _Progress) -> None:
         """Ask and tell until the strategy has finished a generation; ETAS asks twice for each."""
@@ -120,13 +144,32 @@ class SearchJob:
             self.scorer.load_state_dict(state["scorer"])
 
 
-def front_of(history: Any) -> list[Entry]:
-    """The networks that no other one beats in score at as few parameters, by ascending parameters."""
-    entries = [e for e in history if np.isfinite(e.value)]
-    entries.sort(key=lambda e: (e.params, -e.value))
+def with_latency(found: Found, measure: Measure | None, limits: Limits) -> Found:
+    """What was found, with the latency of its networks as rank 0 measures it, by id. Collective.
+
+    Limits are held by the estimates of a table, so a network may exceed them by its error: that is said.
+    """
+    if measure is None:
+        return found
+    taken = share_of(None).first(lambda: {e.arch.id: measure(e.arch).to_dict() for e in found.networks})
+    low, high = limits.bounds["latency"]
+    for label, entry in zip(record.labels(found.networks), found.networks, strict=True):
+        exact, estimate = taken[entry.arch.id]["median_ms"], entry.quantities.get("latency")
+        if not low <= exact <= high:
+            guess = "" if estimate is None else f", where the table estimates {estimate:.4g} ms"
+            rank_zero_warn(
+                f"{label} ({entry.arch.id}) takes {exact:.4g} ms by direct measurement{guess}; limits.latency is "
+                f"{limits.to_dict()['latency']}: tighten it by the table's error to be sure"
+            )
+    return replace(found, latency=taken)
+
+
+def front_of(entries: Iterable[Entry]) -> list[Entry]:
+    """The networks that no other one beats in score (or its estimate) at as few parameters, by ascending parameters."""
+    valid = [e for e in entries if np.isfinite(e.estimate)]
     front: list[Entry] = []
-    for entry in entries:
-        if not front or entry.value > front[-1].value:
+    for entry in sorted(valid, key=lambda e: (e.params, -e.estimate, e.arch.id)):
+        if not front or entry.estimate > front[-1].estimate:
             front.append(entry)
     return front
 

@@ -23,13 +23,18 @@ from lightning_tas.search.history import Entry
 from lightning_tas.search.strategy import Strategy
 
 STATE, TABLE, RECORD, PICTURE = "search-state.pt", "search.csv", "search.json", "search.png"
+_HEADS = {"latency": "latency, estimated [ms]", "activations": "activations [MB]"}
+_SCALES = {"activations": 1e6}
 BEST = "best"
 """The label of the network that a search hands on; further ones are best-2, best-3, ..."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one search found: its best networks, what it took, and why it ended. more: further facts for its record."""
+    """What one search found: its best networks, what it took, and why it ended.
+
+    more: further facts for its record. latency: of the best ones by id, as of `latency.Latency`, where it is limited.
+    """
 
     networks: list[Entry]
     generations: list[dict[str, Any]]
@@ -37,12 +42,17 @@ class Found:
     stopped: str
     front: list[Entry]
     more: Mapping[str, Any] = field(default_factory=dict)
+    latency: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         named = zip(labels(self.networks), self.networks, strict=True)
         return {
-            "networks": [entry_dict(label, entry) for label, entry in named],
+            "networks": [
+                entry_dict(label, entry)
+                | ({"measured_latency": dict(self.latency[entry.arch.id])} if entry.arch.id in self.latency else {})
+                for label, entry in named
+            ],
             "evaluations": self.evaluations,
             "stopped": self.stopped,
             "generations": self.generations,
@@ -67,8 +77,14 @@ def entry_dict(label: str, entry: Entry) -> dict[str, Any]:
         "scores": scores,
         "params": int(entry.params),
         "macs": int(entry.macs),
+        **further(entry),
         "generation": entry.generation,
     }
+
+
+def further(entry: Entry) -> dict[str, float]:
+    """What is limited besides params and MACs: latency [ms] as the table estimates it, activations [bytes]."""
+    return {name: float(value) for name, value in entry.quantities.items() if name not in ("params", "macs")}
 
 
 def _number(value: float) -> float | None:
@@ -115,11 +131,22 @@ def _text(value: float | None) -> str:
 
 def networks_table(found: Found, score: str) -> str:
     """The best networks as text."""
+    more = list(further(found.networks[0])) if found.networks else []
     rows = [
-        [label, f"{e.params / 1e6:.3f}", f"{e.macs / 1e9:.4f}", f"{e.value:.6g}", e.generation, e.arch.id]
+        [
+            label,
+            f"{e.params / 1e6:.3f}",
+            f"{e.macs / 1e9:.4f}",
+            *(f"{e.quantities[name] / _SCALES.get(name, 1):.4g}" for name in more),
+            *([f"{found.latency[e.arch.id]['median_ms']:.4g}"] if found.latency else []),
+            f"{e.value:.6g}",
+            e.generation,
+            e.arch.id,
+        ]
         for label, e in zip(labels(found.networks), found.networks, strict=True)
     ]
-    return text_table(["network", "params [M]", "MACs [G]", score, "generation", "id"], rows)
+    heads = [*(_HEADS.get(name, name) for name in more), *(["latency, measured [ms]"] if found.latency else [])]
+    return text_table(["network", "params [M]", "MACs [G]", *heads, score, "generation", "id"], rows)
 
 
 def csv_text(strategy: Strategy) -> str:
@@ -127,15 +154,17 @@ def csv_text(strategy: Strategy) -> str:
     entries = list(strategy.history)
     names = sorted({(name, key) for entry in entries for name, score in entry.scores.items() for key in score.extras})
     plain = sorted({name for entry in entries for name in entry.scores})
+    more_costs = list(further(entries[0])) if entries else []
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(
-        ["index", "generation", "id", "params", "macs", "objective", *plain, *(f"{name}.{key}" for name, key in names)]
+        ["index", "generation", "id", "params", "macs", *more_costs, "objective", *plain]
+        + [f"{name}.{key}" for name, key in names]
     )
     for entry in entries:
         own = [entry.scores[name].value if name in entry.scores else "" for name in plain]
         more = [entry.scores[name].extras.get(key, "") if name in entry.scores else "" for name, key in names]
-        costs = [int(entry.params), int(entry.macs)]
+        costs = [int(entry.params), int(entry.macs), *further(entry).values()]
         writer.writerow([entry.index, entry.generation, entry.arch.id, *costs, entry.value, *own, *more])
     return buffer.getvalue()
 
@@ -169,7 +198,7 @@ def write_winners(path: Path, found: Found, settings: Mapping[str, Any], **more:
     return write_result(
         path,
         networks,
-        **{key: settings[key] for key in ("seed", "score", "limits")},
+        **{key: settings[key] for key in ("seed", "score", "limits", "latency") if key in settings},
         checkpoint_sha256=settings["weights_sha256"],
         versions=provenance.versions(),
         git=provenance.git_revision(),

@@ -12,13 +12,14 @@ measured in turns, so that a busy machine is as busy for all. Whatever was set (
 from __future__ import annotations
 
 import copy
-import time
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +29,12 @@ from torch import Tensor, nn
 from lightning_tas.activations import build_options
 from lightning_tas.additive import Total
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError
 from lightning_tas.pieces import Codes, Key, Pieces, watched
 from lightning_tas.spaces import SearchSpace
+from lightning_tas.stopwatch import NS_PER_MS, stopwatch
 from lightning_tas.supernets import ElasticNetwork, network
 
-NS_PER_MS = 1_000_000
 _VISIT = 2  # timed passes of a network at each of its turns, after an unmeasured one
 
 
@@ -68,62 +69,6 @@ class Latency:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         return asdict(self)
-
-
-class Stopwatch(Protocol):
-    """Takes the time on a device; stamps may be compared after `wait`."""
-
-    def stamp(self) -> Any:
-        """This moment in the work given to the device."""
-
-    def wait(self) -> None:
-        """Return when the device has done all its work."""
-
-    def between(self, begin: Any, end: Any) -> int:
-        """Nanoseconds."""
-
-
-class HostStopwatch:
-    """The clock of the processor, for work that it does itself."""
-
-    stamp = staticmethod(time.perf_counter_ns)
-
-    def wait(self) -> None:
-        """See `Stopwatch`."""
-
-    def between(self, begin: int, end: int) -> int:
-        """See `Stopwatch`."""
-        return end - begin
-
-
-class CudaStopwatch:
-    """Events in the queue of a CUDA device: nothing waits while the work is timed."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def stamp(self) -> torch.cuda.Event:
-        """See `Stopwatch`."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def wait(self) -> None:
-        """See `Stopwatch`."""
-        torch.cuda.synchronize(self._device)
-
-    def between(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> int:
-        """See `Stopwatch`."""
-        return round(begin.elapsed_time(end) * NS_PER_MS)
-
-
-def stopwatch(device: torch.device) -> Stopwatch:
-    """How time is taken on a device; `UserError` for a kind of device that none is known for."""
-    if device.type == "cuda":
-        return CudaStopwatch(device)
-    if device.type != "cpu":
-        raise unknown("latency.device", device.type, ("cpu", "cuda"))
-    return HostStopwatch()
 
 
 class _Bench:
@@ -246,8 +191,8 @@ class LatencyTable:
 
     pieces: nanoseconds by key of `pieces.Pieces`, after multiplication by `scale`, the median over `calibrated` random
     networks of the ratio of direct measurement to sum. errors: relative errors of the estimate for other random
-    networks, (estimate - direct) / direct. samples: timed passes of every network. Calling it with codes (N, columns)
-    gives milliseconds (N,); it may limit a `Region` as it is.
+    networks, (estimate - direct) / direct. samples: timed passes of every network. options: how the networks are built.
+    Calling it with codes (N, columns) gives milliseconds (N,); it may limit a `Region` as it is.
     """
 
     space: SearchSpace
@@ -257,6 +202,7 @@ class LatencyTable:
     errors: tuple[float, ...]
     samples: int
     conditions: Conditions
+    options: Mapping[str, Any]
     per: int = NS_PER_MS
 
     @classmethod
@@ -268,7 +214,7 @@ class LatencyTable:
         device: torch.device | str | None = None,
         threads: int | None = None,
         amp_dtype: torch.dtype | None = None,
-        rounds: int = 10,
+        repeats: int = 20,
         calibrate: int = 8,
         check: int = 8,
         seed: int = 0,
@@ -276,11 +222,11 @@ class LatencyTable:
     ) -> LatencyTable:
         """Measure a table for the networks of `space` (default: the supernet's own).
 
-        In each of `rounds` rounds every example, and each of `calibrate` + `check` random networks (of `seed`), has a
-        turn of one unmeasured and two measured passes. `progress` is called with (turns done, turns). The rest is as
-        for `measure`, whose errors it raises.
+        Every example, and each of `calibrate` + `check` random networks (of `seed`), is timed in `repeats` passes: in
+        turns of two of them after an unmeasured one. `progress` is called with (turns done, turns). The rest is as for
+        `measure`, whose errors it raises.
         """
-        counts = {"batch_size": batch_size, "rounds": rounds, "calibrate": calibrate, "check": check}
+        counts = {"batch_size": batch_size, "repeats": repeats, "calibrate": calibrate, "check": check}
         _check_counts(**counts, threads=1 if threads is None else threads)
         space = net.space if space is None else space
         bench = _Bench(net, batch_size, device, threads, amp_dtype)
@@ -290,13 +236,14 @@ class LatencyTable:
         archs = space.decode(np.stack([*examples, *others]))
         found: dict[Key, list[int]] = {}
         direct: list[list[int]] = [[] for _ in others]
+        turns = math.ceil(repeats / _VISIT) * len(archs)
         with bench.ready():
-            for turn in range(rounds * len(archs)):
+            for turn in range(turns):
                 i = turn % len(archs)
                 made = bench.network(archs[i])
                 images = bench.images(made)
                 bench.time(made, images)
-                for _ in range(_VISIT):
+                for _ in range(min(_VISIT, repeats - _VISIT * (turn // len(archs)))):
                     if i >= len(examples):
                         direct[i - len(examples)].append(bench.time(made, images))
                         continue
@@ -304,7 +251,7 @@ class LatencyTable:
                     for key, nanoseconds in zip(parts.keys(examples[i]), times, strict=True):
                         found.setdefault(key, []).append(nanoseconds)
                 if progress is not None:
-                    progress(turn + 1, rounds * len(archs))
+                    progress(turn + 1, turns)
         whole = np.array([np.median(times) for times in direct])
         return cls._fit(
             parts,
@@ -312,8 +259,9 @@ class LatencyTable:
             others,
             whole,
             calibrate,
-            rounds * _VISIT,
+            repeats,
             bench.conditions,
+            _plain(build_options(net)),
         )
 
     @classmethod
@@ -326,6 +274,7 @@ class LatencyTable:
         calibrate: int,
         samples: int,
         conditions: Conditions,
+        options: Mapping[str, Any],
     ) -> LatencyTable:
         """Scale the pieces to the first `calibrate` networks measured whole (ns), and compare with the rest."""
         sums = parts.total(medians)(others)
@@ -333,7 +282,17 @@ class LatencyTable:
         pieces = {key: max(1, round(value * scale)) for key, value in medians.items()}
         estimates = parts.total(pieces)(others)
         errors = (estimates / whole - 1)[calibrate:]
-        return cls(parts.space, pieces, scale, calibrate, tuple(errors.tolist()), samples, conditions)
+        return cls(parts.space, pieces, scale, calibrate, tuple(errors.tolist()), samples, conditions, options)
+
+    def fits(self, net: Any, repeats: int, conditions: Conditions) -> bool:
+        """Whether it is a table of this supernet's networks, timed in so many passes under these conditions."""
+        asked = (net.space, repeats, conditions, _plain(build_options(net)))
+        return asked == (self.space, self.samples, self.conditions, self.options)
+
+    def facts(self) -> dict[str, Any]:
+        """What an estimate is worth, as JSON: conditions, timed passes, relative errors on other networks."""
+        errors = {"median_error": self.median_error, "max_error": self.max_error}
+        return {**asdict(self.conditions), "repeats": self.samples, **errors}
 
     @cached_property
     def total(self) -> Total:
@@ -375,6 +334,7 @@ class LatencyTable:
             "errors": list(self.errors),
             "samples": self.samples,
             "conditions": asdict(self.conditions),
+            "options": dict(self.options),
         }
 
     @classmethod
@@ -388,7 +348,24 @@ class LatencyTable:
             tuple(float(error) for error in data["errors"]),
             int(data["samples"]),
             Conditions(**data["conditions"]),
+            dict(data["options"]),
         )
+
+
+def conditions(
+    net: Any,
+    batch_size: int = 1,
+    device: torch.device | str | None = None,
+    threads: int | None = None,
+    amp_dtype: torch.dtype | None = None,
+) -> Conditions:
+    """The conditions under which `measure` and `LatencyTable.build` would measure with these arguments."""
+    return _Bench(net, batch_size, device, threads, amp_dtype).conditions
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """As they come back from JSON."""
+    return dict(json.loads(json.dumps(options, default=str)))
 
 
 def _key(value: Any) -> Any:

@@ -83,7 +83,7 @@ def meta(space: SearchSpace, **options: Any) -> Any:
 @pytest.mark.parametrize("space", [vit(), pit()], ids=["vit", "pit"])
 def test_table_adds_up_exactly_what_pieces_take(clock: Clock, space: SearchSpace) -> None:
     net = meta(space)
-    table = LatencyTable.build(net, rounds=2, calibrate=2, check=3)
+    table = LatencyTable.build(net, repeats=4, calibrate=2, check=3)
     assert table.scale == 1.0 and table.errors == (0.0, 0.0, 0.0)
     codes = space.sample_codes(4, 6)
     direct = [measure(net, arch, repeats=1).median_ms for arch in space.decode(codes)]
@@ -117,7 +117,7 @@ def test_everything_has_its_turn_in_every_round(clock: Clock, monkeypatch: pytes
     monkeypatch.setattr(latency._Bench, "network", network)
     seen = []
     table = LatencyTable.build(
-        meta(vit()), rounds=5, calibrate=2, check=4, progress=lambda done, all: seen.append((done, all))
+        meta(vit()), repeats=10, calibrate=2, check=4, progress=lambda done, all: seen.append((done, all))
     )
     assert table.errors == (0.0,) * 4 and table.scale == 1.0 and table.samples == 10
     round_ = len(turns) // 5
@@ -141,7 +141,7 @@ def test_first_pass_of_a_network_is_not_measured(clock: Clock, monkeypatch: pyte
         return made
 
     monkeypatch.setattr(latency._Bench, "network", network)
-    assert LatencyTable.build(meta(vit()), rounds=1, calibrate=1, check=2).errors == (0.0, 0.0)
+    assert LatencyTable.build(meta(vit()), repeats=2, calibrate=1, check=2).errors == (0.0, 0.0)
     assert measure(meta(vit()), vit().largest(), warmup=1, repeats=3).max_ms < 1
     assert measure(meta(vit()), vit().largest(), warmup=0, repeats=3).max_ms > 1000
 
@@ -155,7 +155,7 @@ def test_scale_and_error_are_those_of_whole_networks(clock: Clock, monkeypatch: 
         return round(time(self, made, images) * (1.25 + 0.01 * len(made.blocks)))
 
     monkeypatch.setattr(latency._Bench, "time", slower)
-    table = LatencyTable.build(net, rounds=1, calibrate=3, check=4, seed=6)
+    table = LatencyTable.build(net, repeats=2, calibrate=3, check=4, seed=6)
     depths = [arch.depth for arch in space.sample(6, n=7)]
     factors = 1.25 + 0.01 * np.array(depths)
     assert table.scale == pytest.approx(np.median(factors[:3]), rel=1e-4)
@@ -165,7 +165,7 @@ def test_scale_and_error_are_those_of_whole_networks(clock: Clock, monkeypatch: 
 
 
 def test_table_survives_json(clock: Clock) -> None:
-    table = LatencyTable.build(meta(pit()), rounds=1, calibrate=1, check=2, batch_size=2, threads=1)
+    table = LatencyTable.build(meta(pit()), repeats=2, calibrate=1, check=2, batch_size=2, threads=1)
     again = LatencyTable.from_dict(json.loads(json.dumps(table.to_dict())))
     assert again.to_dict() == table.to_dict() and again.space == table.space
     codes = pit().sample_codes(0, 50)
@@ -204,7 +204,7 @@ def test_a_real_network_is_measured_and_nothing_else_changes(kind: str) -> None:
 
 def test_a_real_table_has_a_positive_time_for_every_piece() -> None:
     net = tas.supernet(vit(), **TINY)
-    table = LatencyTable.build(net, rounds=1, calibrate=1, check=1)
+    table = LatencyTable.build(net, repeats=2, calibrate=1, check=1)
     assert all(ns > 0 for ns in table.pieces.values()) and np.isfinite(table.errors).all()
     assert (table(vit().sample_codes(0, 9)) > 0).all() and net.training
     assert torch.get_num_threads() == table.conditions.threads
@@ -222,5 +222,5 @@ def test_other_mistakes_are_refused() -> None:
         measure(TINY, vit().smallest(), device="mps")
     with pytest.raises(UserError, match="exceeds what supernet 'vit' allocates"):
         measure(tas.supernet(vit(), **TINY), Architecture.vit(32, [1], [1]))
-    with pytest.raises(UserError, match=r"^latency.rounds: 0"):
-        LatencyTable.build(meta(vit()), rounds=0)
+    with pytest.raises(UserError, match=r"^latency.repeats: 0"):
+        LatencyTable.build(meta(vit()), repeats=0)

@@ -54,7 +54,7 @@ def table(space: SearchSpace) -> LatencyTable:
     pieces = Pieces(space)
     keys = sorted({key for row in pieces.examples(deep=True) for key in pieces.keys(row)}, key=str)
     times = np.random.default_rng(0).integers(1, 2_000_000, size=len(keys)).tolist()
-    return LatencyTable(space, dict(zip(keys, times, strict=True)), 1.0, 1, (0.0,), 1, Conditions(1, 1, "cpu", ""))
+    return LatencyTable(space, dict(zip(keys, times, strict=True)), 1.0, 1, (0.0,), 1, Conditions(1, 1, "cpu", ""), {})
 
 
 def odd(codes: np.ndarray) -> np.ndarray:
@@ -216,10 +216,10 @@ def test_draws_from_a_great_space_are_within(place: int, width: int, name: str, 
 
 
 def refusal(found: Region) -> str:
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(UserError) as caught:
         found.check()
-    assert time.perf_counter() - begun < 20  # seconds on a busy machine; it takes a tenth of one
+    assert time.process_time() - begun < 20  # seconds of the processor; it takes a tenth of one
     return str(caught.value)
 
 
@@ -293,9 +293,9 @@ def test_limits_on_other_functions_are_refused_without_a_claim_of_proof() -> Non
 def test_thousands_of_networks_of_a_band_are_drawn_in_the_spaces_own_proportions() -> None:
     tiny = tas.space("autoformer_tiny")
     found = Region(tiny, {"params": ["5M", "7M"]})
-    begun = time.perf_counter()
+    begun = time.process_time()
     drawn = found.sample(3, 20_000)
-    assert time.perf_counter() - begun < 10  # a fifth of a second alone
+    assert time.process_time() - begun < 10  # seconds of the processor; it takes a fifth of one
     assert len({row.tobytes() for row in drawn}) == 20_000 and found.allowed(drawn).all()
     own = tiny.sample_codes(99, 40_000)
     own = own[found.allowed(own)]

@@ -32,6 +32,11 @@ def search_figure(
     shown = [entry for entry in history if np.isfinite(entry.value)]
     if shown:
         scatter.scatter([e.params / 1e6 for e in shown], [e.value for e in shown], s=6, alpha=0.35, label="scored")
+    given_up = [entry for entry in history if entry.dropped and np.isfinite(entry.estimate)]
+    if given_up:
+        label = "given up by racing (estimates)"
+        places = [e.params / 1e6 for e in given_up]
+        scatter.scatter(places, [e.estimate for e in given_up], s=5, alpha=0.25, color="gray", label=label)
     if front:
         ordered = sorted(front, key=lambda entry: entry.params)
         scatter.plot([e.params / 1e6 for e in ordered], [e.value for e in ordered], "-", lw=1, label="Pareto front")

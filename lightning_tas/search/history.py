@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.proxies.score import Score
-from lightning_tas.search.objective import FloatArray, Objective, Scores, best_first
+from lightning_tas.search.objective import FloatArray, Objective, Scores, best_first, dropped
 from lightning_tas.spaces import SearchSpace
 
 Codes = npt.NDArray[np.int16]
@@ -31,7 +32,7 @@ class Entry:
     """A network that was told: its value among all told, its scores, its costs, its place in the search.
 
     generation counts from 0, and so does index, the place in the whole history. quantities: params, macs and whatever
-    else the search limits.
+    else the search limits. estimate: the value, or that of some images for a network that racing gave up.
     """
 
     arch: Architecture
@@ -42,6 +43,12 @@ class Entry:
     generation: int
     index: int
     quantities: Mapping[str, float] = field(default_factory=dict)
+    estimate: float = -math.inf
+
+    @property
+    def dropped(self) -> bool:
+        """Whether racing gave the network up, so that it has no value and `estimate` is a rough one."""
+        return any(dropped(score) for score in self.scores.values())
 
 
 class History(Sequence[Entry]):
@@ -56,12 +63,14 @@ class History(Sequence[Entry]):
         self.seen: set[bytes] = set()
         self._table = objective.table()
         self._values: FloatArray | None = None
+        self._estimates: FloatArray | None = None
+        self._ids: dict[int, str] = {}
 
     def add(self, row: Codes, scores: Scores, quantities: Mapping[str, float], generation: int) -> None:
         """Append a network that was never told before."""
         assert key(row) not in self.seen, "a network was evaluated twice"
         self._table.add(scores)
-        self._values = None
+        self._values = self._estimates = None
         self.seen.add(key(row))
         self.rows.append(row)
         self.scores.append(dict(scores))
@@ -75,12 +84,32 @@ class History(Sequence[Entry]):
             self._values = self._table.values
         return self._values
 
+    @property
+    def estimates(self) -> FloatArray:
+        """As `values`, with the estimates of networks that racing gave up."""
+        if self._estimates is None:
+            self._estimates = self._table.estimates
+        return self._estimates
+
     def top(self, k: int | None = None, among: Sequence[int] | None = None) -> list[int]:
-        """Indices of the `k` best (None: all), best first, the earlier first among equals; never an invalid one."""
-        if among is None:
-            return best_first(self.values, k)
-        chosen = np.asarray(sorted(among), dtype=np.intp)
-        return [int(chosen[i]) for i in best_first(self.values[chosen], k)]
+        """Indices of the `k` best (None: all), best first, equals by the id of the network; never an invalid one.
+
+        By id, as racing does, so that it decides nothing which of two equal networks was proposed first.
+        """
+        chosen = np.arange(len(self)) if among is None else np.asarray(sorted(among), dtype=np.intp)
+        order = chosen[best_first(self.values[chosen])].tolist()
+        found: list[int] = []
+        for _, equals in groupby(order, key=self.values.__getitem__):
+            if k is not None and len(found) >= k:
+                break
+            group = list(equals)
+            found += sorted(group, key=self._id) if len(group) > 1 else group
+        return found[:k]
+
+    def _id(self, index: int) -> str:
+        if index not in self._ids:
+            self._ids[index] = self.space.decode(self.rows[index])[0].id
+        return self._ids[index]
 
     def since(self, generation: int) -> list[int]:
         """Indices of the networks of one generation and later ones."""
@@ -98,6 +127,7 @@ class History(Sequence[Entry]):
             self.generations[index],
             index,
             costs,
+            float(self.estimates[index]),
         )
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ change with each network told. `Values` keeps what ranking needs and ranks once 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,7 @@ class Values:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self._plain: list[float] = []
+        self._rough: list[float] = []
         self._archive = Archive(objective.name) if objective.ranked else None
 
     def __len__(self) -> int:
@@ -90,12 +92,19 @@ class Values:
             self._archive.add({name: gone if out else scores[name] for name in self.objective.needs})
             return
         score = scores[self.objective.needs[0]]
-        self._plain.append(score.value if score.valid and not out else INVALID)
+        value = score.value if score.valid and math.isfinite(score.value) else INVALID
+        self._plain.append(INVALID if out else value)
+        self._rough.append(value)
 
     @property
     def values(self) -> FloatArray:
         """The value of every network in the order of adding, ranked among all of them where the objective ranks."""
         return self._archive.values if self._archive is not None else np.asarray(self._plain, dtype=np.float64)
+
+    @property
+    def estimates(self) -> FloatArray:
+        """As `values`, with the estimates of networks that racing gave up: good for means, not to choose by."""
+        return self._archive.values if self._archive is not None else np.asarray(self._rough, dtype=np.float64)
 
 
 def best_first(values: FloatArray, k: int | None = None) -> list[int]:

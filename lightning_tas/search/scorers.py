@@ -58,10 +58,19 @@ class AccuracyScorer:
         self._racing = racing
         self._race: dict[str, Any] = {"top": top, "error": error, "seed": seed}
 
+    @property
+    def racing(self) -> dict[str, Any] | None:
+        """Its stated error and how many of the best it protects; None where all networks see all images."""
+        return {key: self._race[key] for key in ("error", "top")} if self._racing else None
+
     def __call__(self, archs: Sequence[Architecture], names: Sequence[str]) -> list[Result]:
         if self._racing:
             raced = self.population.race(archs, **self._race)
             return [{ACCURACY: _accuracy(one.top1, one.images, one.dropped)} for one in raced]
+        return self.whole(archs, names)
+
+    def whole(self, archs: Sequence[Architecture], names: Sequence[str]) -> list[Result]:
+        """The same without racing: final numbers."""
         return [{ACCURACY: _accuracy(one.top1, one.samples, False)} for one in self.population.accuracies(archs)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,6 +105,12 @@ class Scorers:
             for row, result in zip(found, scorer(archs, own), strict=True):
                 row.update(result)
         return list(found)
+
+    def whole(self, archs: Sequence[Architecture], names: Sequence[str]) -> list[Result]:
+        """Final numbers of networks that racing gave up."""
+        own = [name for name in names if isinstance(self.special.get(name), AccuracyScorer)]
+        found = [one.whole(archs, [n]) for n in own if isinstance(one := self.special[n], AccuracyScorer)]
+        return [{name: score for part in parts for name, score in part.items()} for parts in zip(*found, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the scorers that have one, by name, as primitives and tensors."""

@@ -159,7 +159,7 @@ class Strategy(ABC):
             draft.offer(self.region.sample(self.derived("rest"), wanted - len(draft), draft.seen), wanted - len(draft))
 
     def _close_generation(self, proposed: int, distinct: int, accepted: int) -> None:
-        values = self.history.values[self.history.since(self.generation)]
+        values = self.history.estimates[self.history.since(self.generation)]
         valid = values[values > INVALID]
         best = self.history.top(1)
         self.stats.append(
@@ -244,7 +244,7 @@ class Strategy(ABC):
 
     @property
     def best(self) -> Entry | None:
-        """The network of the greatest objective, the first of equals; None while there is no valid one."""
+        """The network of the greatest objective, of equals the first by id; None while there is no valid one."""
         found = self.top(1)
         return found[0] if found else None
 

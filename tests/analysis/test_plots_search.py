@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from lightning_tas.analysis.plots_search import search_figure
 from lightning_tas.architecture import Architecture
+from lightning_tas.proxies.score import Score
 from lightning_tas.search.history import Entry
 
 
@@ -28,6 +30,15 @@ def test_a_search_is_drawn() -> None:
     assert winners.get_offsets().tolist() == [[2.0, 3.0]]
     assert scatter.lines[0].get_xydata().tolist() == [[1.0, 1.0], [2.0, 3.0]]
     assert scatter.get_xlabel() == "parameters [M]"
+
+
+def test_what_racing_gave_up_is_drawn_apart() -> None:
+    scores = {"accuracy": Score(40.0, extras={"dropped": 1.0})}
+    gone = replace(entry(1, -math.inf, 2_000_000), scores=scores, estimate=40.0)
+    _, scatter = search_figure([], [entry(0, 50.0, 1_000_000), gone], [], [], "accuracy").axes
+    scored, given_up = scatter.collections
+    assert scored.get_offsets().tolist() == [[1.0, 50.0]] and given_up.get_offsets().tolist() == [[2.0, 40.0]]
+    assert given_up.get_label() == "given up by racing (estimates)"
 
 
 def test_an_exact_search_has_no_course() -> None:

@@ -29,11 +29,11 @@ def test_an_exhausted_space_says_so_and_was_seen_once(lab: Any, name: str) -> No
     region = lab.region(lab.spaces("small"), {"params": [8, 11]})
     plenty = {"networks": 500} if name == "random" else {"generations": 100}
     strategy = lab.build(name, region, "dss_pp", **plenty)
-    start = time.perf_counter()
+    start = time.process_time()
     archs = lab.trace(strategy)
     assert len(archs) == len(set(archs)) == strategy.evaluations == region.size() < strategy.budget
     assert strategy.stopped == f"exhausted: all {region.size()} networks within the limits are evaluated"
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30
 
 
 def test_etas_ends_on_an_exhausted_space(lab: Any) -> None:

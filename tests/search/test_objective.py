@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import rankdata
 
 from lightning_tas.errors import UserError
 from lightning_tas.proxies.score import Score
-from lightning_tas.search.history import pack, unpack
+from lightning_tas.search.history import History, pack, unpack
 from lightning_tas.search.objective import Objective
 from lightning_tas.search.strategy import run
+from lightning_tas.spaces import resolve_space
 
 
 def test_needs_of_objectives() -> None:
@@ -62,3 +65,20 @@ def test_scores_survive_json() -> None:
     assert unpack(pack(full)) == full
     bad = Score.invalid("not finite", 0.5)
     assert unpack(pack(bad)) == bad and pack(bad)["value"] == "-inf"
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=1, max_size=40), st.integers(0, 99), st.integers(1, 45))
+def test_equals_are_ordered_by_id_whatever_came_first(values: list[float], seed: int, k: int) -> None:
+    space = resolve_space("autoformer_tiny")
+    rows = space.sample_codes(seed, len(values))
+    ids = [arch.id for arch in space.decode(rows)]
+    naive = sorted(range(len(rows)), key=lambda i: (-values[i], ids[i]))
+    for order in (range(len(rows)), reversed(range(len(rows)))):
+        places = list(order)
+        history = History(space, Objective.of("snip"))
+        for i in places:
+            history.add(rows[i], {"snip": Score(values[i])}, {"params": 1, "macs": 1}, 0)
+        found = [places[j] for j in history.top(k)]
+        assert found == naive[:k] and [places[j] for j in history.top()] == naive
+        some = [j for j in range(len(places)) if places[j] % 2]
+        assert [places[j] for j in history.top(k, some)] == [i for i in naive if i % 2][:k]
