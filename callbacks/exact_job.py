@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from lightning_tas.additive import Total
 from lightning_tas.callbacks import search_record as record
 from lightning_tas.callbacks.search_record import Found
-from lightning_tas.costs import cost_options
+from lightning_tas.costs import CostOptions, cost_options
 from lightning_tas.limits import Region
 from lightning_tas.proxies.inherited import build_tables
 from lightning_tas.proxies.score import Score
 from lightning_tas.proxies.setting import components
 from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.exact import COSTS, additive_proxy, search_tables
+from lightning_tas.search.exact import Found as Network
 from lightning_tas.search.history import Entry
 
 FRONT_MOST = 2000
-"""So many networks of a front are written; all of them lie on it."""
+"""So many networks of a front are written, evenly along it."""
 
 
 @dataclass
@@ -31,7 +35,9 @@ class ExactJob:
     the Pareto front of score, params and MACs.
 
     region: space and limits. score: the proxy. batch: images and labels of the gradient pass, None for Gaussian ones.
-    front: whether to find the front, too. Everything else is as of `SearchJob`. Rank 0 solves, all get the result.
+    front: whether to find the front, too; the record says how many networks it has (`front_size`), whether it is
+    complete, by how much of score it lacks at most what is not on it (`front_lacks`; null: not known), and why there is
+    none (`front_left_out`). Everything else is as of `SearchJob`. Rank 0 solves, all get the result.
     """
 
     region: Region
@@ -65,18 +71,45 @@ class ExactJob:
         )
         total, options = tables.total(one.name), cost_options(self.net)
         best = search_tables(self.region.space, total, options, self.region, self.top)
-        front: Sequence[Any] = ()
-        if self.front and set(self.region.limits.bounds) <= set(COSTS):
-            front = search_tables(self.region.space, total, options, self.region, front=True).networks
-        proof = "the optimum" if best.optimal else f"no network scores above {best.bound:.6g}:"
+        networks, facts = self._front(total, options)
+        proof = f"the optimum of all {best.size:,} networks of the space, within the limits"
+        if not best.optimal:
+            proof = f"not proven to be {proof}: none scores above {best.bound:.6g}"
         return Found(
             [self._entry(i, one) for i, one in enumerate(best)],
             [],
-            best.labels,
-            f"{proof} of all {best.size:,} networks of the space, within the limits",
-            [self._entry(i, one) for i, one in enumerate(front)][:FRONT_MOST],
+            0,  # no network is run: all are sums over the tables of one gradient pass
+            proof,
+            [self._entry(i, one) for i, one in enumerate(networks)],
+            {"labels": best.labels, **facts},
         )
 
-    def _entry(self, index: int, one: Any) -> Entry:
+    def _front(self, total: Total, options: CostOptions) -> tuple[Sequence[Network], dict[str, Any]]:
+        """The front, thinned where it is long, and what the record says of it; null where there is none."""
+        facts: dict[str, Any] = dict.fromkeys(("front_size", "front_complete", "front_lacks", "front_left_out"))
+        others = sorted(set(self.region.limits.bounds) - set(COSTS))
+        if not self.front:
+            return (), {**facts, "front_left_out": "search.options has front: false"}
+        if others:
+            reason = f"it is of score, params and MACs, and {' and '.join(others)} is limited too"
+            rank_zero_warn(f"search: the Pareto front is left out: {reason}")
+            return (), {**facts, "front_left_out": reason}
+        whole = search_tables(self.region.space, total, options, self.region, front=True)
+        facts["front_size"], facts["front_complete"] = len(whole), whole.optimal
+        facts["front_lacks"] = whole.bound if math.isfinite(whole.bound) else None
+        if len(whole) > FRONT_MOST:
+            rank_zero_warn(f"search: {FRONT_MOST:,} of the {len(whole):,} networks of the Pareto front are kept")
+        return spread(whole.networks, FRONT_MOST), facts
+
+    def _entry(self, index: int, one: Network) -> Entry:
         scores = {self.score: Score(one.score)}
         return Entry(one.arch, one.score, scores, one.params, one.macs, 0, index)
+
+
+def spread(front: Sequence[Network], most: int) -> Sequence[Network]:
+    """At most so many (3 or more) networks of a front, evenly along it: both ends and the best among them."""
+    if len(front) <= most:
+        return front
+    best = max(range(len(front)), key=lambda i: front[i].score)
+    last, steps = len(front) - 1, most - 2
+    return [front[i] for i in sorted({best, *(round(i * last / steps) for i in range(steps + 1))})]

@@ -17,7 +17,7 @@ import lightning_tas as tas
 from lightning_tas import UserError
 from lightning_tas.additive import Total
 from lightning_tas.latency import Conditions, LatencyTable
-from lightning_tas.limits import UNITS, Limits, Region, Scaled
+from lightning_tas.limits import UNITS, Limits, Region, Scaled, span
 from lightning_tas.pieces import Pieces
 from lightning_tas.search.config import LIMITED, LimitsConfig
 from lightning_tas.spaces import Dimension, Predicate, SearchSpace, isotropic
@@ -392,3 +392,18 @@ def test_costs_depend_on_the_network() -> None:
         expected = tas.cost(ALL["vit"], vit(), img_size=16, patch_size=8, num_classes=3)
         assert (found.quantities(ALL["vit"])["params"] == expected.params).all()
         assert found.ranges()["macs"] == (expected.macs.min(), expected.macs.max())
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ((5e6, 7e6), "5,000,000 to 7,000,000"),
+        ((-np.inf, 6e6), "at most 6,000,000"),
+        ((0.25, np.inf), "at least 0.25"),
+        ((40, 40), "exactly 40"),
+        ((-np.inf, np.inf), "any"),
+        ((0, 0), "exactly 0"),
+    ],
+)
+def test_a_range_in_words(bounds: tuple[float, float], said: str) -> None:
+    assert span(bounds) == said

@@ -6,6 +6,8 @@ The literals are AutoFormer's appendix and PreNAS's table 7 (appendix C), not th
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from lightning_tas.commands.entry import main
 from lightning_tas.commands.validate import get
 from lightning_tas.launch.files import read_json
 from lightning_tas.launch.results import read_architectures
+from lightning_tas.limits import Limits, Region
 
 # D0: what AutoFormer, PreNAS and DeiT share.
 SHARED: dict[str, Any] = {
@@ -292,6 +295,22 @@ def test_spaces(name: str) -> None:
 def test_description_is_one_line(name: str) -> None:
     file = recipes.packaged()[name].read_text(encoding="utf-8")
     assert file.startswith("# ") and 20 < len(recipes.description(name)) < 120
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_description_says_the_limits_that_are_set(name: str) -> None:
+    """A range of parameters is that of the search's limits, else that of the space, all of which is selected from."""
+    said = recipes.description(name)
+    config = config_of(name)
+    limits, rounded = Limits.read({"params": config.limits.params}).bounds.get("params", (-math.inf, math.inf)), 0.0
+    if found := re.search(r"([\d.]+)-([\d.]+) M\b", said):
+        if config.search.strategy is None:
+            with torch.device("meta"):
+                net = build.make_supernet(build.space(config), **build.network_options(config, build.data(config)))
+            limits, rounded = Region(net.space, None, net).ranges()["params"], 0.03
+        assert [1e6 * float(word) for word in found.groups()] == pytest.approx(limits, rel=rounded, abs=0.0)
+    elif found := re.search(r"up to ([\d.]+) M\b", said):
+        assert limits == (-math.inf, float(found[1]) * 1e6)
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "retrain"])

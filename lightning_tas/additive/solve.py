@@ -38,10 +38,11 @@ ROUNDING = 1e-11
 
 
 def best(problem: Problem, top: int = 1, caps: Sequence[int] = CAPS, merged: int = MERGED) -> Solution:
-    """The `top` best networks within the bounds; equal scores in order of their codes.
+    """The `top` best networks within the bounds, best first, those of equal scores in order of their codes.
 
-    Fewer than `top` where there are no more. caps: labels of a level in successive rounds, until the optimum is
-    proven; merged: see `MERGED`. Both only trade time for proof: the defaults take at most a minute.
+    Where more networks share the last of these scores, some of them are returned: which ones is not specified, but the
+    same in every call. Fewer than `top` where there are no more. caps: labels of a level in successive rounds, until
+    the optimum is proven; merged: see `MERGED`. Both only trade time for proof: the defaults take at most a minute.
     """
     began = time.perf_counter()
     plan = make_plan(problem.space, problem.score, list(problem.costs.values()))

@@ -39,7 +39,7 @@ ABOUT = {
         "recipe=NAME | ckpt=RUN [key=value ...]",
         (
             "recipe=t_razor_tiny                        # DSS++ and block-wise evolution, no data, no training",
-            "recipe=t_razor_tiny search.strategy=exact search.score=snip   # the optimum of the whole space",
+            "recipe=t_razor_tiny search.strategy=exact search.score=snip search.mode=inherited   # the optimum, proven",
             "recipe=autoformer_tiny ckpt=runs/autoformer_tiny/NAME limits.params=[5M,7M]   # on a trained supernet",
             "ckpt=runs/autoformer_fashion_mnist/NAME search.strategy=random search.options={networks:1000}",
             "recipe=t_razor_tiny run=a resume=auto      # go on where it stopped",

@@ -23,6 +23,7 @@ from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
 from lightning_tas.families import widths
 from lightning_tas.launch.trainer import world_size
+from lightning_tas.limits import span
 from lightning_tas.search.objective import Objective
 from lightning_tas.search.strategy import build_strategy
 from lightning_tas.supernets import supernet as make_supernet
@@ -82,15 +83,17 @@ def search_table(config: Config, net: Any) -> str:
         *([["when", config.search.when]] if searching.inside_fit(config) else []),
         ["networks within the limits", "not counted" if within is None else f"{within:,}"],
     ]
-    for name, (low, high) in region.ranges().items():
+    for name, reached in region.ranges().items():
         bounds = region.limits.bounds.get(name)
-        said = "" if bounds is None else f"; limits {bounds[0]:,.0f} to {bounds[1]:,.0f}"
-        rows.append([name, f"{low:,.0f} to {high:,.0f} in the space{said}"])
+        said = "" if bounds is None else f"; limits: {span(bounds)}"
+        rows.append([name, f"{span(reached)} in the space{said}"])
     if config.search.strategy != EXACT:
         objective = Objective.of(config.search.score)
         options = dict(config.search.options or {})
         strategy = build_strategy(str(config.search.strategy), region, objective, config.seed, **options)
-        rows.append(["evaluations", f"{strategy.budget:,} at most"])
+        # No network is evaluated twice, so the search ends when it has seen all.
+        most = strategy.budget if within is None else min(strategy.budget, within)
+        rows.append(["evaluations", f"{most:,} at most"])
     return text_table(["quantity", "value"], rows)
 
 

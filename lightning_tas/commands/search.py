@@ -16,6 +16,12 @@ from lightning_tas.errors import UserError
 
 def run(config: Config) -> None:
     """Run the phase `search`, or print its plan."""
+    prepare(config)
+    fit.run(config)
+
+
+def prepare(config: Config) -> None:
+    """Make a recipe's configuration that of its search alone. `UserError` where it names no strategy."""
     if config.search.strategy is None:
         from lightning_tas.callbacks.search_check import strategy_names
 
@@ -24,4 +30,3 @@ def run(config: Config) -> None:
             f"valid: {', '.join(strategy_names())}"
         )
     config.phases = ["search"]
-    fit.run(config)

@@ -143,8 +143,9 @@ def show(context: Context, found: Found, log: bool = True) -> None:
     folder = context.folder.path
     if found.generations:
         say(generations_table(found.generations))
-    what = "networks scored" if found.generations else "partial networks told apart"
-    say(f"{found.evaluations:,} {what}; {found.stopped}")
+    say(f"{found.evaluations:,} networks evaluated; {found.stopped}")
+    if "labels" in found.more:
+        say(_exact_text(found.more))
     say(networks_table(found, context.config.search.score))
     if not log:
         return
@@ -156,6 +157,16 @@ def winners(context: Context) -> dict[str, Architecture]:
     """Label to architecture of what this run's search found; empty where there was none."""
     path = context.folder.path / search_record.RECORD
     return search_record.read_found(path) if path.exists() else {}
+
+
+def _exact_text(facts: Mapping[str, Any]) -> str:
+    """What an exact search took, and what is known of its Pareto front."""
+    text = f"{facts['labels']:,} partial networks told apart; Pareto front"
+    if facts["front_size"] is None:
+        return f"{text} left out: {facts['front_left_out']}"
+    lacks = "an unknown amount" if facts["front_lacks"] is None else f"at most {facts['front_lacks']:.6g}"
+    whole = "complete" if facts["front_complete"] else f"a network that is not on it may score more by {lacks}"
+    return f"{text} of score, params and MACs: {facts['front_size']:,} networks, {whole}"
 
 
 def _supernet(context: Context) -> Any:

@@ -4,7 +4,7 @@
 multiply-accumulates, latency and activations. `Region` is a space under limits.
 """
 
-from lightning_tas.limits.bounds import SUFFIXES, UNITS, Bounds, Limits
+from lightning_tas.limits.bounds import SUFFIXES, UNITS, Bounds, Limits, span
 from lightning_tas.limits.region import Additive, Quantity, Region, Scaled
 
-__all__ = ["SUFFIXES", "UNITS", "Additive", "Bounds", "Limits", "Quantity", "Region", "Scaled"]
+__all__ = ["SUFFIXES", "UNITS", "Additive", "Bounds", "Limits", "Quantity", "Region", "Scaled", "span"]

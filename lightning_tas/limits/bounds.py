@@ -112,13 +112,19 @@ def _plain(bound: float) -> float | int | None:
     return int(bound) if float(bound).is_integer() else bound
 
 
+def span(bounds: Bounds) -> str:
+    """A range in words: "5,000,000 to 7,000,000", "at most 30", "at least 2.5", "exactly 4"; "any" for an open one."""
+    low, high = (None if math.isinf(bound) else number(bound) for bound in bounds)
+    if low is None or high is None:
+        return f"at most {high}" if high is not None else f"at least {low}" if low is not None else "any"
+    return f"exactly {low}" if bounds[0] == bounds[1] else f"{low} to {high}"
+
+
 def say(name: str, bounds: Bounds) -> str:
     """A quantity and a range of it in words: "latency from 3 to 5 ms"."""
-    low, high = (None if math.isinf(bound) else number(bound) for bound in bounds)
     unit = "" if name in ("params", "macs") else f" {UNITS[name]}" if name in UNITS else ""
-    if low is None or high is None:
-        return f"{name} of at most {high}{unit}" if low is None else f"{name} of at least {low}{unit}"
-    return f"{name} of exactly {low}{unit}" if low == high else f"{name} from {low} to {high}{unit}"
+    between = bounds[0] < bounds[1] and not any(map(math.isinf, bounds))
+    return f"{name} {'from' if between else 'of'} {span(bounds)}{unit}"
 
 
 def number(value: float) -> str:

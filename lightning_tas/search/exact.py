@@ -21,6 +21,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.costs import CostOptions, cost_options
 from lightning_tas.costs.terms import cost_terms
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.limits import Limits
 from lightning_tas.proxies.inherited import LOOKUPS, build_tables
 from lightning_tas.proxies.probe import bare
 from lightning_tas.proxies.registry import Proxy
@@ -30,7 +31,7 @@ from lightning_tas.proxies.setting import components
 from lightning_tas.spaces import SearchSpace
 
 COSTS = ("params", "macs")
-Limit = Sequence[float | None]
+Limit = Sequence[float | str | None]
 
 
 @runtime_checkable
@@ -91,7 +92,7 @@ class ExactResult:
 def search_exact(
     net: nn.Module,
     proxy: str = "snip",
-    limits: Mapping[str, Limit] | Region | None = None,
+    limits: Limits | Mapping[str, Limit] | Region | None = None,
     top: int = 1,
     front: bool = False,
     *,
@@ -106,8 +107,9 @@ def search_exact(
     """The `top` best networks of a supernet's space within limits by a proxy of inherited gradients, or its front.
 
     proxy: one of `proxies.inherited.LOOKUPS` (snip, snip_norm, dss, plain, synflow, grad_norm); options: its own.
-    limits: (least, most) of "params" and "macs", both inclusive, None where open; or a `Region`. front: all networks
-    within the limits that no other one there dominates in score, params and MACs; `top` has no meaning then.
+    limits: (least, most) of "params" and "macs", both inclusive, None where open, as `Limits.read` takes them; or a
+    `Region`. top: where more networks share the last of their scores, it is some of these. front: all networks within
+    the limits that no other one there dominates in score, params and MACs; `top` has no meaning then.
     seed, images, labels, batch_size, init, device: of the gradient pass, as of `score_many`. The scores are those of
     ``score_many(proxy, net, archs, mode="inherited", ...)``.
 
@@ -131,7 +133,7 @@ def search_exact(
 
 
 def exact_front(
-    net: nn.Module, proxy: str = "snip", limits: Mapping[str, Limit] | Region | None = None, **settings: Any
+    net: nn.Module, proxy: str = "snip", limits: Limits | Mapping[str, Limit] | Region | None = None, **settings: Any
 ) -> ExactResult:
     """The Pareto front of score, params and MACs; everything as of `search_exact`."""
     return search_exact(net, proxy, limits, front=True, **settings)
@@ -156,7 +158,7 @@ def search_tables(
     space: SearchSpace,
     score: Total,
     options: CostOptions | None = None,
-    limits: Mapping[str, Limit] | Region | None = None,
+    limits: Limits | Mapping[str, Limit] | Region | None = None,
     top: int = 1,
     front: bool = False,
 ) -> ExactResult:
@@ -210,7 +212,9 @@ def _solve(
     )
 
 
-def _limits(limits: Mapping[str, Limit] | Region | None) -> tuple[dict[str, Total], dict[str, tuple[float, float]]]:
+def _limits(
+    limits: Limits | Mapping[str, Limit] | Region | None,
+) -> tuple[dict[str, Total], dict[str, tuple[float, float]]]:
     """Sums of limited quantities besides params and MACs, and the bounds of all that is limited."""
     if limits is None:
         return {}, {}
@@ -221,17 +225,11 @@ def _limits(limits: Mapping[str, Limit] | Region | None) -> tuple[dict[str, Tota
             )
         totals, bounds = limits.whole_limits()
         return {name: total for name, total in totals.items() if name not in COSTS}, bounds
-    found = {}
-    for name, pair in limits.items():
-        if name not in COSTS:
+    bounds = Limits.read(limits).bounds
+    for name in bounds:
+        if name not in COSTS:  # latency and activations are known to a `Region` only
             raise unknown("limits", name, COSTS)
-        if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise UserError(f"limits.{name}: {pair!r} must be a pair (least, most), where None leaves a side open")
-        low, high = pair
-        found[name] = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
-        if not found[name][0] <= found[name][1]:
-            raise UserError(f"limits.{name}: the lower one, {low}, exceeds the upper one, {high}")
-    return {}, found
+    return {}, bounds
 
 
 def _nothing(space: SearchSpace, totals: Mapping[str, Total], bounds: Mapping[str, tuple[float, float]]) -> UserError:

@@ -58,6 +58,12 @@ class Exhaustive(Strategy):
     def budget(self) -> int:
         return self._number
 
+    def _finished(self) -> str:
+        # The budget is their number: the search ends because there are no more, not because it was cut short.
+        if len(self.history) < self._number:
+            return ""
+        return f"exhausted: all {self._number} networks within the limits are evaluated"
+
     @cached_property
     def _all(self) -> Codes:
         if self.space.size() > _WALK:

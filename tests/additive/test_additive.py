@@ -44,6 +44,19 @@ def test_optimum_and_front(seed: int, way: dict[str, Any], random_problem: Any, 
         assert len(points(found.costs, found.score)) == len(found) and within(part, found)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", SEEDS[::3])
+def test_of_equal_networks(seed: int, way: dict[str, Any], random_problem: Any, brute: Any) -> None:
+    """Ordered by their codes, the same in every call, and all of them where there is room."""
+    problem = random_problem(seed, ties=True)
+    truth = brute(problem)
+    for top in (1, 3, 10**4):
+        found, again = best(problem, top, **way), best(problem, top, **way)
+        assert (found.codes == again.codes).all() and found.score == pytest.approx(truth.top(top))
+        rows = [(-score, *row) for score, row in zip(found.score.round(9).tolist(), found.codes.tolist(), strict=True)]
+        assert rows == sorted(rows) and len(set(rows)) == len(rows) == min(top, truth.within.sum())
+
+
 @pytest.mark.parametrize("seed", SEEDS[::2])
 def test_little_room_gives_bounds_that_hold(seed: int, random_problem: Any, brute: Any) -> None:
     problem = random_problem(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import lightning_tas as tas
 from lightning_tas.additive import Term, Total
 from lightning_tas.costs import CostOptions
 from lightning_tas.errors import UserError
+from lightning_tas.limits import Limits, Region
 from lightning_tas.proxies.inherited import LOOKUPS
 from lightning_tas.search.exact import exact_front, search_exact, search_tables
 from lightning_tas.spaces import Dimension, Predicate, SearchSpace, isotropic
@@ -122,6 +124,39 @@ def test_limits_on_other_sums() -> None:
         search_exact(net, "snip", Limited(region.total, exact=False))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"params": ["10k", "90k"]},
+        {"params": (10_000, None), "macs": [None, "0.4M"]},
+        {"macs": (None, None)},
+        {"params": None},
+        {"params": 5},
+        {"params": "5k"},
+        {"params": ["7k", "5k"]},
+        {"params": ["ten", None]},
+        {"params": [1, 2, 3]},
+        {"params": [float("nan"), None]},
+        {"params": [True, None]},
+        {"params": [-1, None]},
+        [("params", (1, 2))],
+    ],
+)
+def test_limits_are_read_as_everywhere(given: Any) -> None:
+    """As a `Region` reads them: the same networks, and the same words for what is wrong."""
+    net = supernet("autoformer")
+    total = Total((Term((0,), np.arange(3.0)),))
+    options = CostOptions(img_size=(32, 32), in_chans=1, patch_size=16)
+    try:
+        region = Region(net.space, given, options)
+    except UserError as error:
+        with pytest.raises(UserError, match=f"^{re.escape(str(error))}$"):
+            search_tables(net.space, total, options, given)
+        return
+    found = [search_tables(net.space, total, options, limits, 3) for limits in (region, given, Limits.read(given))]
+    assert found[0] == found[1] == found[2] and region.allowed(net.space.encode([n.arch for n in found[1]])).all()
+
+
 def test_mistakes() -> None:
     net = supernet("autoformer")
     with pytest.raises(UserError, match=r"'dss_pp' ranks networks among those beside them.*snip.*dss"):
@@ -132,10 +167,8 @@ def test_mistakes() -> None:
         search_exact(net.subnet(net.space.smallest()), "snip")
     with pytest.raises(UserError, match=r"limits: 'param' is not valid.*Did you mean 'params'"):
         search_exact(net, "snip", {"param": (1, 2)})
-    with pytest.raises(UserError, match=r"limits\.params: 5 must be a pair"):
-        search_exact(net, "snip", {"params": 5})  # type: ignore[dict-item]
-    with pytest.raises(UserError, match="the lower one, 3, exceeds the upper one, 2"):
-        search_exact(net, "snip", {"params": (3, 2)})
+    with pytest.raises(UserError, match="limits: 'latency' is not valid; valid: params, macs"):
+        search_exact(net, "snip", {"latency": (None, 2)})
     with pytest.raises(UserError, match="top: 0"):
         search_exact(net, "snip", top=0)
     with torch.no_grad():
