@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_tas.additive import Total
 from lightning_tas.callbacks import search_record as record
+from lightning_tas.callbacks.search_job import Measure, with_latency
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.costs import CostOptions, cost_options
 from lightning_tas.limits import Region
@@ -53,10 +54,11 @@ class ExactJob:
     top: int = 1
     folder: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    measure: Measure | None = None
 
     def run(self) -> Found:
         """Solve, and write the results. Collective."""
-        found = share_of(None).first(self._solve)
+        found = with_latency(share_of(None).first(self._solve), self.measure, self.region.limits)
         if self.folder is not None:
             into = self.folder
             share_of(None).first(lambda: record.write(into, None, found, self.settings, self.score))
@@ -91,7 +93,7 @@ class ExactJob:
         if not self.front:
             return (), {**facts, "front_left_out": "search.options has front: false"}
         if others:
-            reason = f"it is of score, params and MACs, and {' and '.join(others)} is limited too"
+            reason = f"it is of score, params and MACs, and {' and '.join(others)} {'is' if len(others) == 1 else 'are'} limited too"
             rank_zero_warn(f"search: the Pareto front is left out: {reason}")
             return (), {**facts, "front_left_out": reason}
         whole = search_tables(self.region.space, total, options, self.region, front=True)
@@ -103,7 +105,9 @@ class ExactJob:
 
     def _entry(self, index: int, one: Network) -> Entry:
         scores = {self.score: Score(one.score)}
-        return Entry(one.arch, one.score, scores, one.params, one.macs, 0, index)
+        amounts = self.region.quantities(self.region.space.encode([one.arch]))
+        quantities = {name: float(amount[0]) for name, amount in amounts.items()}
+        return Entry(one.arch, one.score, scores, one.params, one.macs, 0, index, quantities)
 
 
 def spread(front: Sequence[Network], most: int) -> Sequence[Network]:

@@ -134,21 +134,24 @@ def test_the_record_has_the_racing_that_was_in_force(search: dict[str, Any], rac
     assert job.settings["racing"] == ({"error": 0.05, "top": racing} if isinstance(racing, int) else racing)
 
 
-def test_every_limited_quantity_of_a_winner_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["evolution", "exact"])
+def test_every_limited_quantity_of_a_winner_is_written(tmp_path: Path, strategy: str) -> None:
     net = small.make_net()
     limits = LimitsConfig(latency=[None, 1000], latency_repeats=3, latency_threads=1, activations=[None, "1G"])
-    search = SearchConfig(strategy="evolution", score="snip", batch_size=2, options=SMALL, top=2)
+    own = {"mode": "inherited"} if strategy == "exact" else {"options": SMALL}
+    search = SearchConfig(strategy=strategy, score="snip", batch_size=2, top=2, **own)
     job = build_job(net, search, limits, Surroundings(folder=tmp_path))
     found = job.run()
-    table = job.strategy.region.given("latency")
+    table = (job.region if strategy == "exact" else job.strategy.region).given("latency")
     kept = json.loads((tmp_path / search_record.RECORD).read_text())
-    rows = list(csv.DictReader((tmp_path / search_record.TABLE).open(newline="")))
-    assert len(rows) == found.evaluations
+    path = tmp_path / search_record.TABLE
+    rows = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+    assert len(rows) == found.evaluations and bool(rows) == (strategy != "exact")
     for entry, network in zip(found.networks, kept["networks"], strict=True):
         codes = net.space.encode([entry.arch])
-        own = {"latency": float(table(codes)[0]), "activations": int(activation_total(net.space, net)(codes)[0])}
-        assert {name: network[name] for name in own} == own
-        assert {name: float(rows[entry.index][name]) for name in own} == own
+        taken = {"latency": float(table(codes)[0]), "activations": int(activation_total(net.space, net)(codes)[0])}
+        assert {name: network[name] for name in taken} == taken
+        assert not rows or {name: float(rows[entry.index][name]) for name in taken} == taken
         measured = network["measured_latency"]
         assert measured["repeats"] == 3 and measured["threads"] == 1 and measured["median_ms"] > 0
     facts = {**asdict(table.conditions), "repeats": 3, "median_error": table.median_error, "max_error": table.max_error}
