@@ -93,7 +93,8 @@ class ExactJob:
         if not self.front:
             return (), {**facts, "front_left_out": "search.options has front: false"}
         if others:
-            reason = f"it is of score, params and MACs, and {' and '.join(others)} {'is' if len(others) == 1 else 'are'} limited too"
+            what = f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'}"
+            reason = f"it is of score, params and MACs, and {what} limited too"
             rank_zero_warn(f"search: the Pareto front is left out: {reason}")
             return (), {**facts, "front_left_out": reason}
         whole = search_tables(self.region.space, total, options, self.region, front=True)
