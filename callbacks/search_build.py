@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch import Tensor
 
 from lightning_tas.architecture import Architecture
@@ -71,11 +71,12 @@ def build_region(
     device: torch.device | str | None = None,
     amp_dtype: torch.dtype | None = None,
     write: bool = True,
+    progress: bool = True,
 ) -> Region:
     """The networks of a supernet's space within limits.
 
     Without `measure` (planning, on the meta device) latency is left out, because it has to be measured: on `device`
-    under autocast to `amp_dtype`. `folder` keeps what was measured, if `write`.
+    under autocast to `amp_dtype`. `folder` keeps what was measured, if `write`; `progress` shows that it is measured.
     """
     limits = read_limits(given)
     quantities: dict[str, Any] = {}
@@ -93,7 +94,7 @@ def build_region(
         if not measure:
             limits = Limits(tuple(item for item in limits.items if item[0] != "latency"))
         else:
-            quantities["latency"] = latency_table(net, given, folder, device, amp_dtype, write)
+            quantities["latency"] = latency_table(net, given, folder, device, amp_dtype, write, progress)
     return Region(net.space, limits, net, quantities)
 
 
@@ -119,19 +120,30 @@ def latency_table(
     device: torch.device | str | None = None,
     amp_dtype: torch.dtype | None = None,
     write: bool = True,
+    progress: bool = True,
 ) -> LatencyTable:
-    """The latencies of blocks on this device: measured once for a run, and (`write`) kept in its folder."""
+    """The latencies of blocks on this device: measured once for a run, and (`write`) kept in its folder.
+
+    With `progress` rank 0 says that it is measured, and how far it is: that may take a minute.
+    """
+    from lightning_tas.callbacks.latency_progress import LatencyProgress
     from lightning_tas.latency import LatencyTable, conditions
 
     kept = None if folder is None else folder / LATENCY
     how = latency_settings(given, device, amp_dtype)
 
     def measured() -> dict[str, Any]:
+        repeats, under = given.latency_repeats, conditions(net, **how)
         if kept is not None and kept.exists():
-            known = _kept_table(kept, net, given.latency_repeats, conditions(net, **how))
+            known = _kept_table(kept, net, repeats, under)
             if known is not None:
                 return known
-        table = LatencyTable.build(net, repeats=given.latency_repeats, **how)
+        # Before Lightning has started a group, all processes measure: one speaks.
+        told = LatencyProgress(repeats, under, progress and rank_zero_only.rank == 0)
+        try:
+            table = LatencyTable.build(net, repeats=repeats, progress=told, **how)
+        finally:
+            told.close()
         rank_zero_info(str(table))
         if kept is not None and write:
             write_json(kept, table.to_dict())
@@ -170,7 +182,9 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     """
     check_search(search, limits)
     check_sources(search, around.loader is not None, around.batch is not None, around.trained is not None)
-    region = build_region(net, limits, around.folder, device=around.device, amp_dtype=around.amp_dtype)
+    region = build_region(
+        net, limits, around.folder, device=around.device, amp_dtype=around.amp_dtype, progress=around.progress
+    )
     region.check()
     weights = state_hash(net.state_dict())
     settings = {

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_tas.errors import UserError, unknown
-from lightning_tas.proxies.inherited import LOOKUPS
+from lightning_tas.limits import Limits
+from lightning_tas.proxies.inherited import COSTS, LOOKUPS
 from lightning_tas.proxies.initialise import check_method
-from lightning_tas.proxies.registry import chosen
+from lightning_tas.proxies.registry import chosen, proxy
 from lightning_tas.proxies.setting import components
 from lightning_tas.search.config import AT_LEAST, CHOICES, LimitsConfig, SearchConfig
 from lightning_tas.search.exact import additive_proxy
@@ -25,12 +26,14 @@ def strategy_names() -> list[str]:
 
 
 def check_search(search: SearchConfig, limits: LimitsConfig | None = None) -> None:
-    """Refuse unknown strategies, scores and settings, and settings that contradict each other.
+    """Refuse unknown strategies, scores and settings, limits that are none, and settings that contradict each other.
 
     Raises:
-        UserError: names the key of `search` that is wrong, and what is valid.
+        UserError: names the key of `search` or `limits` that is wrong, and what is valid.
     """
-    _check_values({"search": search, "limits": limits or LimitsConfig()})
+    limits = limits or LimitsConfig()
+    _check_values({"search": search, "limits": limits})
+    Limits.read(limits.stated)
     if search.strategy not in strategy_names():
         raise unknown("search.strategy", search.strategy, strategy_names())
     options = {} if search.options is None else search.options
@@ -45,6 +48,7 @@ def check_search(search: SearchConfig, limits: LimitsConfig | None = None) -> No
             kind.check(read_settings(str(search.strategy), kind.Settings, options), Objective.of(search.score))
         except UserError as error:
             raise UserError(f"search.options: {error}") from None
+        _check_tables(search)
     _check_proxy_options(search)
     try:
         check_method(search.init, inherited=True)
@@ -109,6 +113,24 @@ def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
             raise UserError(f"search.options: {key}: {options[key]!r} is not valid; valid: true or false")
 
 
+def _check_tables(search: SearchConfig) -> None:
+    """With one gradient for all networks only proxies that become tables can judge."""
+    if search.mode != "inherited":
+        return
+    valid = [*COSTS, *LOOKUPS]
+    for name, key in _judging(search).items():
+        if name in OTHERS:
+            continue
+        one = proxy(name)
+        lacking = ", ".join(part.name for part in one.parts if part.name not in valid)
+        if lacking:
+            raise UserError(
+                f"{key}: {name!r}{f' (its {lacking})' if one.combines else ''} has no tables of inherited weights; "
+                f"valid with search.mode=inherited: {', '.join(valid)} and what is combined from them; others with "
+                "search.mode=exact"
+            )
+
+
 def _check_score(key: str, name: Any) -> None:
     try:
         Objective.of(name)
@@ -118,12 +140,24 @@ def _check_score(key: str, name: Any) -> None:
 
 def judges(search: SearchConfig) -> list[str]:
     """All that networks are judged by: the objective, ETAS's filter, the guide of blocks, NSGA-II's objectives."""
+    return list(_judging(search))
+
+
+def _judging(search: SearchConfig) -> dict[str, str]:
+    """What networks are judged by, and the key of each that says so."""
     name = str(search.strategy)
     more = {**(settings_of(name) if name != EXACT else {}), **(search.options or {})}
-    named = [search.score, more.get("filter"), more.get("guide"), *(more.get("objectives") or ())]
+    named = {"search.score": [search.score]}
+    named |= {f"search.options: {key}": [more.get(key)] for key in ("filter", "guide")}
     if name == "blockwise" and more.get("guide") is None:
-        named.append("dss")  # whose blocks are ranked
-    return [str(name) for name in dict.fromkeys(named) if name is not None]
+        named["search.options: guide"] = ["dss"]  # whose blocks are ranked
+    named["search.options: objectives"] = list(more.get("objectives") or ())
+    judging: dict[str, str] = {}
+    for key, names in named.items():
+        for one in names:
+            if one is not None:
+                judging.setdefault(str(one), key)
+    return judging
 
 
 def _check_proxy_options(search: SearchConfig) -> None:

@@ -127,8 +127,9 @@ class SearchCallback(Callback):
                 "give each a folder of its own: folder=..."
             )
         self._place = self._into(trainer)  # on all processes: they ask one another for it
-        device = trainer.strategy.root_device
-        region = build_region(net, self.limits, self._place, device=device, amp_dtype=_amp(trainer, device))
+        device, bars = trainer.strategy.root_device, shows_bars(trainer)
+        amp = _amp(trainer, device)
+        region = build_region(net, self.limits, self._place, device=device, amp_dtype=amp, progress=bars)
         check_space(region, self.search)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -38,6 +38,11 @@ from lightning_tas.supernets import ElasticNetwork, network
 _VISIT = 2  # timed passes of a network at each of its turns, after an unmeasured one
 
 
+def rounds(repeats: int) -> int:
+    """How many turns every network of a table has, for so many timed passes."""
+    return math.ceil(repeats / _VISIT)
+
+
 @dataclass(frozen=True)
 class Conditions:
     """Under which latency is measured. threads: of the processor; amp_dtype: of autocast, "" for none."""
@@ -223,8 +228,8 @@ class LatencyTable:
         """Measure a table for the networks of `space` (default: the supernet's own).
 
         Every example, and each of `calibrate` + `check` random networks (of `seed`), is timed in `repeats` passes: in
-        turns of two of them after an unmeasured one. `progress` is called with (turns done, turns). The rest is as for
-        `measure`, whose errors it raises.
+        turns of two of them after an unmeasured one. `progress` is called with (turns done, turns), before the first
+        and after each. The rest is as for `measure`, whose errors it raises.
         """
         counts = {"batch_size": batch_size, "repeats": repeats, "calibrate": calibrate, "check": check}
         _check_counts(**counts, threads=1 if threads is None else threads)
@@ -236,7 +241,9 @@ class LatencyTable:
         archs = space.decode(np.stack([*examples, *others]))
         found: dict[Key, list[int]] = {}
         direct: list[list[int]] = [[] for _ in others]
-        turns = math.ceil(repeats / _VISIT) * len(archs)
+        turns = rounds(repeats) * len(archs)
+        told = progress or (lambda done, turns: None)
+        told(0, turns)
         with bench.ready():
             for turn in range(turns):
                 i = turn % len(archs)
@@ -250,8 +257,7 @@ class LatencyTable:
                     times = bench.time_pieces(made, images, archs[i].depths)
                     for key, nanoseconds in zip(parts.keys(examples[i]), times, strict=True):
                         found.setdefault(key, []).append(nanoseconds)
-                if progress is not None:
-                    progress(turn + 1, turns)
+                told(turn + 1, turns)
         whole = np.array([np.median(times) for times in direct])
         return cls._fit(
             parts,

@@ -18,6 +18,7 @@ from lightning_tas import UserError
 from lightning_tas.additive import Total
 from lightning_tas.latency import Conditions, LatencyTable
 from lightning_tas.limits import UNITS, Limits, Region, Scaled, span
+from lightning_tas.limits.bounds import meant
 from lightning_tas.pieces import Pieces
 from lightning_tas.search.config import LIMITED, LimitsConfig
 from lightning_tas.spaces import Dimension, Predicate, SearchSpace, isotropic
@@ -240,15 +241,38 @@ def test_unreachable_limits_name_themselves_and_all_ranges() -> None:
         ({"params": [5, 7]}, "Did you mean limits.params=[5M, 7M]?"),
         ({"params": [None, 7]}, "Did you mean limits.params=[null, 7M]?"),
         ({"macs": [None, 1.4]}, "Did you mean limits.macs=[null, 1.4G]?"),
-        ({"params": [5400, 7000]}, "Did you mean limits.params=[5,400k, 7,000k]?"),
+        ({"params": [5400, 7000]}, "Did you mean limits.params=[5400k, 7000k]?"),
     ],
 )
 def test_forgotten_suffixes_are_noticed(limits: Any, hint: str) -> None:
     assert refusal(Region(tas.space("autoformer_tiny"), limits)).endswith(hint)
 
 
-def test_other_unreachable_limits_get_no_such_hint() -> None:
-    assert "mean" not in refusal(Region(tas.space("autoformer_tiny"), {"params": [None, "5M"]}))
+def test_suffixes_of_a_small_space_are_noticed() -> None:
+    options = {"img_size": 8, "patch_size": 4, "num_classes": 10, "in_chans": 1}
+    digits = isotropic("digits", embed_dim=(32, 48, 64), depth=(3, 4, 5), num_heads=(1, 2), mlp_ratio=(2, 3, 4))
+    assert refusal(Region(digits, {"params": [100, 200]}, options)).endswith("mean limits.params=[100k, 200k]?")
+
+
+def test_only_quantities_of_thousands_have_a_suffix() -> None:
+    assert meant("activations", (-math.inf, 40), (20e6, 84e6)) == " Did you mean limits.activations=[null, 40M]?"
+    assert meant("latency", (-math.inf, 40), (20e6, 84e6)) == meant("latency", (-math.inf, 40), (49.3, 84.1)) == ""
+    assert meant("heat", (5, 40), (20e6, 84e6)) == ""
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"params": [None, "5M"]},
+        {"params": [None, 5]},  # 5M is below all, 5G far above
+        {"params": [None, 1e-9]},
+        {"params": [1, 200]},  # 200M is far above, too
+        {"macs": [4, 6]},
+        {"macs": [0, 900]},
+    ],
+)
+def test_other_unreachable_limits_get_no_such_hint(limits: Any) -> None:
+    assert "mean" not in refusal(Region(tas.space("autoformer_tiny"), limits))
 
 
 def test_limits_that_exclude_each_other_are_refused_with_proof_and_the_nearest_values() -> None:

@@ -20,6 +20,10 @@ Bounds = tuple[float, float]
 UNITS = {"params": "parameters", "macs": "multiply-accumulates", "latency": "ms", "activations": "bytes"}
 """The quantities that may be limited, each in this unit: latency of a batch, activations of an image."""
 SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+SUFFIXED = ("params", "macs", "activations")
+"""Quantities of thousands and more, which are written with a suffix."""
+FAR = 10
+"""A bound so many times above all networks was hardly meant."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +137,14 @@ def number(value: float) -> str:
 
 
 def meant(name: str, bounds: Bounds, reached: Bounds) -> str:
-    """A question, when bounds that are out of reach would be within it with a suffix that the user left out; or ""."""
-    if max(bound for bound in bounds if math.isfinite(bound)) >= 10_000:
+    """A question, when bounds that are out of reach would be near it with a suffix that the user left out; or ""."""
+    finite = [bound for bound in bounds if math.isfinite(bound)]
+    if name not in SUFFIXED or max(finite) >= 10_000:
         return ""
     for suffix, factor in SUFFIXES.items():
         low, high = (bound * factor for bound in bounds)
-        if suffix and low <= reached[1] and high >= reached[0]:
-            written = ", ".join("null" if math.isinf(b) else f"{number(b)}{suffix}" for b in bounds)
+        if suffix and low <= reached[1] and high >= reached[0] and max(finite) * factor <= FAR * reached[1]:
+            # As they can be typed: with commas between digits a list would have more than two entries.
+            written = ", ".join("null" if math.isinf(bound) else f"{_plain(bound)}{suffix}" for bound in bounds)
             return f" Did you mean limits.{name}=[{written}]?"
     return ""

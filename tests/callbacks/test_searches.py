@@ -306,6 +306,11 @@ def test_what_a_search_lacks_is_told_before_training(
         ({"racing_error": 1}, "search.racing_error: 1 is not valid"),
         ({"limits": 5}, "limits: 5 is not valid; valid: a mapping"),
         ({"limits": {"latency_batch": 0}}, "limits.latency_batch: 0 is not valid"),
+        ({"limits": {"params": [7e6, 5e6]}}, "limits.params: the lower bound, 7000000.0, exceeds the upper one"),
+        ({"limits": {"params": "x"}}, "limits.params: 'x' is not a number"),
+        ({"limits": {"macs": [1, 2, 3]}}, "limits.macs: expected a pair"),
+        ({"limits": {"latency": 5}}, "limits.latency: 5 is one number, but a limit has two sides"),
+        ({"score": "zen", "mode": "inherited"}, "search.score: 'zen' has no tables of inherited weights"),
         ({"options": 5}, "search.options: 5 is not valid; valid: a mapping"),
     ],
 )

@@ -131,3 +131,28 @@ def test_settings_that_have_an_effect_are_not_named() -> None:
         config_from("search", [TINY, "search.score=accuracy", "search.racing_top=5", "search.eval_images=100"])
         config_from("search", [TINY, "limits.latency=[null,5]", "limits.latency_batch=2"])
         config_from("fit", [TINY, "phases=[supernet]", "search.when=every_n_epochs", "search.every_n_epochs=2"])
+
+
+@pytest.mark.parametrize(
+    ("given", "who"),
+    [
+        (["search.score=zen"], "search.score: 'zen'"),
+        (["search.score=ntsr", "search.strategy=random"], r"search.score: 'ntsr' \(its ntkt, sept\)"),
+        (["search.score=accuracy", "search.strategy=etas"], r"search.options: filter: 'ntsr' \(its ntkt, sept\)"),
+        (
+            ["search.strategy=nsga2", "search.options={objectives: [dss, te_nas]}"],
+            "search.options: objectives: 'te_nas'",
+        ),
+    ],
+)
+def test_only_tables_judge_by_inherited_gradients(given: list[str], who: str) -> None:
+    config_from("search", [TINY, *given])
+    with pytest.raises(
+        UserError, match=rf"^{who}.* has no tables .*search.mode=inherited: params, macs, snip, .*=exact$"
+    ):
+        config_from("search", [TINY, *given, "search.mode=inherited"])
+
+
+@pytest.mark.parametrize("score", ["dss_pp", "snip", "accuracy", "params"])
+def test_tables_judge_by_inherited_gradients(score: str) -> None:
+    config_from("search", [TINY, f"search.score={score}", "search.mode=inherited"])
