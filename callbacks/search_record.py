@@ -20,6 +20,7 @@ from lightning_tas.launch import provenance
 from lightning_tas.launch.files import read_json, write_atomically, write_json, write_text, writing
 from lightning_tas.launch.results import Specialised, write_result
 from lightning_tas.search.history import Entry
+from lightning_tas.search.objective import heading
 from lightning_tas.search.strategy import Strategy
 
 STATE, TABLE, RECORD, PICTURE = "search-state.pt", "search.csv", "search.json", "search.png"
@@ -105,8 +106,8 @@ def read_found(path: Path) -> dict[str, Architecture]:
         raise UserError(f"search: {str(path)!r} is not a search.json of this version") from None
 
 
-def generations_table(rows: Sequence[Mapping[str, Any]], shown: int = 12) -> str:
-    """The course of a search as text: at most `shown` generations, first and last among them."""
+def generations_table(rows: Sequence[Mapping[str, Any]], score: str, shown: int = 12) -> str:
+    """The course of a search for `score` as text: at most `shown` generations, first and last among them."""
     picked = rows
     if len(rows) > shown:
         step = (len(rows) - 1) / (shown - 1)
@@ -122,7 +123,11 @@ def generations_table(rows: Sequence[Mapping[str, Any]], shown: int = 12) -> str
         ]
         for row in picked
     ]
-    return text_table(["generation", "evaluations", "best", "mean", "accepted [%]", "unique [%]"], cells)
+    names = [f"{which} {heading(score)}" for which in ("best", "mean")]
+    table = text_table(["generation", "evaluations", *names, "accepted [%]", "unique [%]"], cells)
+    if len(picked) < len(rows):
+        table += f"\n({len(picked)} of {len(rows):,} generations; all are in {RECORD})"
+    return table
 
 
 def _text(value: float | None) -> str:
@@ -130,7 +135,8 @@ def _text(value: float | None) -> str:
 
 
 def networks_table(found: Found, score: str) -> str:
-    """The best networks as text."""
+    """The best networks as text; the generation they came up in, where there were generations."""
+    course = bool(found.generations)
     more = list(further(found.networks[0])) if found.networks else []
     rows = [
         [
@@ -140,13 +146,14 @@ def networks_table(found: Found, score: str) -> str:
             *(f"{e.quantities[name] / _SCALES.get(name, 1):.4g}" for name in more),
             *([f"{found.latency[e.arch.id]['median_ms']:.4g}"] if found.latency else []),
             f"{e.value:.6g}",
-            e.generation,
+            *([e.generation] if course else []),
             e.arch.id,
         ]
         for label, e in zip(labels(found.networks), found.networks, strict=True)
     ]
     heads = [*(_HEADS.get(name, name) for name in more), *(["latency, measured [ms]"] if found.latency else [])]
-    return text_table(["network", "params [M]", "MACs [G]", *heads, score, "generation", "id"], rows)
+    heads += [heading(score), *(["generation"] if course else [])]
+    return text_table(["network", "params [M]", "MACs [G]", *heads, "id"], rows)
 
 
 def csv_text(strategy: Strategy) -> str:
@@ -214,7 +221,7 @@ def write(folder: Path, strategy: Strategy | None, found: Found, settings: Mappi
     if strategy is not None:
         write_text(folder / TABLE, csv_text(strategy))
     write_json(folder / RECORD, {**settings, **found.to_dict()})
-    history = list(strategy.history) if strategy is not None else found.networks
+    history = list(strategy.history) if strategy is not None else []  # an exact search scores no network by itself
     picture = folder / PICTURE
     save_figure(search_figure(found.generations, history, found.networks, found.front, score), picture)
     return picture

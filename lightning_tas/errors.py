@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class UserError(ValueError):
@@ -25,9 +25,22 @@ def nearest(value: object, valid: Iterable[object]) -> str | None:
     return matches[0] if matches else None
 
 
-def unknown(key: str, value: object, valid: Iterable[object]) -> UserError:
-    """The error for a `value` of `key` that is not among the `valid` ones (raise what this returns)."""
+def typed(value: object) -> str:
+    """A value as a command line or a recipe has it."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(typed, value))}]"
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
+def unknown(
+    key: str, value: object, valid: Iterable[object], defaults: Mapping[str, object] | None = None
+) -> UserError:
+    """The error for a `value` of `key` that is not among the `valid` ones (raise what this returns).
+
+    defaults: of names that are settings, shown as they would be typed.
+    """
     names = [str(v) for v in valid]
-    message = f"{key}: {value!r} is not valid; valid: {', '.join(names) if names else '(none)'}"
+    told = [f"{name}={typed(defaults[name])}" for name in names] if defaults is not None else names
+    message = f"{key}: {value!r} is not valid; valid: {', '.join(told) if told else '(none)'}"
     match = nearest(value, names)
     return UserError(f"{message}. Did you mean {match!r}?" if match else message)

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from lightning_tas.search.objective import heading
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from lightning_tas.search.history import Entry
 
 
@@ -19,31 +23,42 @@ def search_figure(
     front: Sequence[Entry],
     score: str,
 ) -> Figure:
-    """Best and mean score over evaluations beside all networks, score over parameters [M], with the Pareto front."""
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-    course, scatter = figure.subplots(1, 2)
+    """Best and mean score over evaluations beside all networks, score over parameters [M], with the Pareto front.
+
+    A search without generations, an exact one, has no course: its networks are the only panel.
+    """
+    figure = Figure(figsize=(10.5 if generations else 5.6, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2 if generations else 1, squeeze=False)[0]
     if generations:
-        rows = [{**row, **{key: np.nan for key in ("best", "mean") if row[key] is None}} for row in generations]
-        at = [row["evaluations"] for row in rows]
-        course.plot(at, [row["best"] for row in rows], drawstyle="steps-post", label="best so far")
-        course.plot(at, [row["mean"] for row in rows], alpha=0.6, label="mean of the generation")
-        course.legend()
-    course.set(xlabel="evaluations", ylabel=score, title="Course of the search")
+        _course(panels[0], generations, heading(score))
+    _networks(panels[-1], history, best, front, heading(score))
+    for axes in panels:
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
+    return figure
+
+
+def _course(axes: Axes, generations: Sequence[Mapping[str, Any]], score: str) -> None:
+    rows = [{**row, **{key: np.nan for key in ("best", "mean") if row[key] is None}} for row in generations]
+    at = [row["evaluations"] for row in rows]
+    axes.plot(at, [row["best"] for row in rows], drawstyle="steps-post", label="best so far")
+    axes.plot(at, [row["mean"] for row in rows], alpha=0.6, label="mean of the generation")
+    axes.set(xlabel="evaluations", ylabel=score, title="Course of the search")
+
+
+def _networks(axes: Axes, history: Sequence[Entry], best: Sequence[Entry], front: Sequence[Entry], score: str) -> None:
     shown = [entry for entry in history if np.isfinite(entry.value)]
     if shown:
-        scatter.scatter([e.params / 1e6 for e in shown], [e.value for e in shown], s=6, alpha=0.35, label="scored")
+        axes.scatter([e.params / 1e6 for e in shown], [e.value for e in shown], s=6, alpha=0.35, label="scored")
     given_up = [entry for entry in history if entry.dropped and np.isfinite(entry.estimate)]
     if given_up:
         label = "given up by racing (estimates)"
         places = [e.params / 1e6 for e in given_up]
-        scatter.scatter(places, [e.estimate for e in given_up], s=5, alpha=0.25, color="gray", label=label)
+        axes.scatter(places, [e.estimate for e in given_up], s=5, alpha=0.25, color="gray", label=label)
     if front:
         ordered = sorted(front, key=lambda entry: entry.params)
-        scatter.plot([e.params / 1e6 for e in ordered], [e.value for e in ordered], "-", lw=1, label="Pareto front")
+        axes.plot([e.params / 1e6 for e in ordered], [e.value for e in ordered], "-", lw=1, label="Pareto front")
     if best:
-        scatter.scatter([e.params / 1e6 for e in best], [e.value for e in best], marker="*", s=120, label="handed on")
-    scatter.set(xlabel="parameters [M]", ylabel=score, title="Networks")
-    scatter.legend()
-    for axes in (course, scatter):
-        axes.grid(alpha=0.3)
-    return figure
+        axes.scatter([e.params / 1e6 for e in best], [e.value for e in best], marker="*", s=120, label="handed on")
+    axes.set(xlabel="parameters [M]", ylabel=score, title="Networks")

@@ -19,6 +19,7 @@ from lightning_tas.analysis.tables import text_table
 from lightning_tas.errors import UserError
 from lightning_tas.launch.files import read_json
 from lightning_tas.proxies.registry import proxies, proxy
+from lightning_tas.search.objective import heading
 
 Floats = NDArray[np.float64]
 
@@ -102,7 +103,7 @@ def comparison_table(curves: Sequence[Curve], score: str, at: Sequence[int], opt
             cells.append(f"{100 * (optimum - final.mean()) / abs(optimum):.3f}")
             cells.append(f"{np.isclose(final, optimum, rtol=1e-12).sum()}/{len(final)}")
         rows.append([name, len(group), *cells])
-    heads = [f"best {score} after {evaluations:,}" for evaluations in at]
+    heads = [f"best {heading(score)} after {evaluations:,}" for evaluations in at]
     more = ["short of the optimum [%]", "found it"] if optimum is not None else []
     return text_table(["strategy", "seeds", *heads, *more], rows)
 
@@ -130,7 +131,7 @@ def comparison_figure(
         axes.fill_between(at, *band, step="post", alpha=0.2, color=line.get_color())
     if optimum is not None:
         axes.axhline(optimum, color="black", linestyle="--", linewidth=1, label="optimum of the whole space")
-    axes.set(xscale="log", xlabel="evaluations", ylabel=f"best {score} so far", title=title)
+    axes.set(xscale="log", xlabel="evaluations", ylabel=f"best {heading(score)} so far", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     return figure

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+# As f"{number:,}" writes it.
+_SEPARATED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -22,5 +26,5 @@ def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
-        return text in ("", "-")
+        return text in ("", "-") or _SEPARATED.fullmatch(text) is not None
     return True

@@ -140,13 +140,13 @@ def identity(config: Config) -> dict[str, Any]:
 
 def show(context: Context, found: Found, log: bool = True) -> None:
     """Print what was found, and (`log`) show it on W&B."""
-    folder = context.folder.path
+    folder, score = context.folder.path, context.config.search.score
     if found.generations:
-        say(generations_table(found.generations))
+        say(generations_table(found.generations, score))
     say(f"{found.evaluations:,} networks evaluated; {found.stopped}")
     if "labels" in found.more:
         say(_exact_text(found.more))
-    say(networks_table(found, context.config.search.score))
+    say(networks_table(found, score))
     if not log:
         return
     paths = [folder / name for name in (search_record.RECORD, search_record.TABLE)]

@@ -26,6 +26,11 @@ OTHERS = (ACCURACY, TRAINED)
 """Objectives that are no proxies: top-1 [%] on held-out images, with inherited weights or after a training alone."""
 
 
+def heading(name: str) -> str:
+    """What tables and figures call an objective: accuracies with their unit, as everywhere; proxies have none."""
+    return "top-1 [%]" if name in OTHERS else name
+
+
 def dropped(score: Score) -> bool:
     """Whether racing gave this network up before it had seen all images, so that its accuracy is a rough one."""
     return bool(score.extras.get("dropped"))

@@ -33,7 +33,7 @@ def read_settings(strategy: str, kind: Any, given: Mapping[str, Any]) -> Any:
     settled = {}
     for name, value in given.items():
         if name not in valid:
-            raise unknown(f"setting of strategy {strategy!r}", name, valid)
+            raise unknown(f"setting of strategy {strategy!r}", name, valid, valid)
         plain = tuple(value) if isinstance(value, list) else value
         settled[name] = Option.of(hints[name]).settled(f"{name} of {strategy}", plain)
     try:

@@ -45,5 +45,16 @@ def test_table_aligns_numbers_right_and_text_left():
     assert lines[2:] == ["a            5.9", "long       12.25"]
 
 
+@pytest.mark.parametrize("number", ["1,050", "12,345,678", "-1,000.5", "7", "-", "1e-3"])
+def test_numbers_are_numbers_however_they_are_written(number):
+    rows = [["123,456,789"], [number]]
+    assert text_table(["n"], rows).splitlines()[3] == number.rjust(11).rstrip()
+
+
+@pytest.mark.parametrize("text", ["1,2", "1,0500", ",000", "seed=1,000"])
+def test_lists_of_numbers_are_text(text):
+    assert text_table(["overrides"], [["123,456,789"], [text]]).splitlines()[3] == text
+
+
 def test_an_empty_table_is_its_header():
     assert text_table(["name"], []).splitlines() == ["name", "----"]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from lightning_tas.analysis.plots_search import search_figure
+from lightning_tas.analysis.strategies import Curve, comparison_figure, comparison_table
 from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks.search_record import Found, generations_table, networks_table
 from lightning_tas.proxies.score import Score
 from lightning_tas.search.history import Entry
 
@@ -35,12 +39,49 @@ def test_a_search_is_drawn() -> None:
 def test_what_racing_gave_up_is_drawn_apart() -> None:
     scores = {"accuracy": Score(40.0, extras={"dropped": 1.0})}
     gone = replace(entry(1, -math.inf, 2_000_000), scores=scores, estimate=40.0)
-    _, scatter = search_figure([], [entry(0, 50.0, 1_000_000), gone], [], [], "accuracy").axes
+    (scatter,) = search_figure([], [entry(0, 50.0, 1_000_000), gone], [], [], "accuracy").axes
     scored, given_up = scatter.collections
     assert scored.get_offsets().tolist() == [[1.0, 50.0]] and given_up.get_offsets().tolist() == [[2.0, 40.0]]
     assert given_up.get_label() == "given up by racing (estimates)"
 
 
 def test_an_exact_search_has_no_course() -> None:
-    course, scatter = search_figure([], [], [entry(0, 1.0, 1_000_000)], [], "snip").axes
-    assert not course.lines and len(scatter.collections) == 1
+    """One panel, and a legend of what is there; none where nothing is."""
+    (networks,) = search_figure([], [], [entry(0, 1.0, 1_000_000)], [], "snip").axes
+    assert len(networks.collections) == 1 and networks.get_title() == "Networks"
+    assert [text.get_text() for text in networks.get_legend().get_texts()] == ["handed on"]
+    (empty,) = search_figure([], [], [], [], "snip").axes
+    assert empty.get_legend() is None
+
+
+@pytest.mark.parametrize(("score", "name"), [("accuracy", "top-1 [%]"), ("trained", "top-1 [%]"), ("dss_pp", "dss_pp")])
+def test_accuracies_have_their_unit(score: str, name: str) -> None:
+    """In every table and figure that a search, or a comparison of searches, shows."""
+    one = entry(0, 97.2222, 1_000_000)
+    rows = [{"generation": 0, "evaluations": 1, "best": 97.2, "mean": 97.0, "acceptance": 1.0, "unique": 1.0}]
+    found = Found([one], rows, 1, "end", [one])
+    assert [axes.get_ylabel() for axes in search_figure(rows, [one], [one], [one], score).axes] == [name, name]
+    assert f"  {name}  generation  id" in networks_table(found, score).splitlines()[0]
+    assert f"best {name}  mean {name}" in generations_table(rows, score).splitlines()[0]
+    curve = Curve.of("random", 0, [97.0])
+    assert f"best {name} after 1" in comparison_table([curve], score, [1])
+    assert comparison_figure([curve], score, 1, "title").axes[0].get_ylabel() == f"best {name} so far"
+
+
+def test_a_search_without_generations_names_none() -> None:
+    table = networks_table(Found([entry(0, 1.0, 1_000_000)], [], 1, "end", []), "snip")
+    assert table.splitlines()[0].split() == ["network", "params", "[M]", "MACs", "[G]", "snip", "id"]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown", "last"), [(161, 12, "(12 of 161 generations; all are in search.json)"), (12, 12, "11")]
+)
+def test_a_thinned_course_says_so(number: int, shown: int, last: str) -> None:
+    rows = [
+        {"generation": i, "evaluations": 50 * i + 50, "best": 1.0, "mean": 1.0, "acceptance": 1.0, "unique": 1.0}
+        for i in range(number)
+    ]
+    lines = generations_table(rows, "snip").splitlines()
+    assert lines[-1].startswith(last) or lines[-1].split()[0] == last
+    cells = [line.split() for line in lines[2:] if not line.startswith("(")]
+    assert len(cells) == shown and [cells[0][0], cells[-1][0]] == ["0", str(number - 1)]

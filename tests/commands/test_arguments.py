@@ -13,6 +13,7 @@ from lightning_tas.commands import recipes, schema
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.entry import main
+from lightning_tas.commands.help import ABOUT
 from lightning_tas.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,14 +123,30 @@ def test_in_a_process(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["fit", "evaluate", "export"])
+def without_torch(command: str, argument: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as `python -m` does, parent package and all; status 9 where that loads torch."""
+    code = f"""
+import runpy, sys
+sys.argv[1:] = [{argument!r}]
+try:
+    runpy.run_module("lightning_tas.{command}", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    sys.exit(9 if "torch" in sys.modules else end.code)
+"""
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("command", ABOUT)
+def test_a_misspelt_key_is_told_at_once(command: str) -> None:
+    done = without_torch(command, "sed=1")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"lightning_tas.{command}: sed: no such key")
+
+
+@pytest.mark.parametrize("command", ABOUT)
 def test_help(command: str) -> None:
     """Lists every recipe and every key, and does not load torch."""
-    code = (
-        f"import sys; from lightning_tas.commands.entry import main; status = main({command!r}, ['--help']); "
-        "sys.exit(9 if 'torch' in sys.modules else status)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = without_torch(command, "--help")
     assert done.returncode == 0, done.stderr
     assert f"python -m lightning_tas.{command}" in done.stdout
     flat = " ".join(done.stdout.split())

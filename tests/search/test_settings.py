@@ -57,6 +57,8 @@ def test_mutants_and_children_are_half_of_a_generation(given: dict[str, int], mu
     [
         ("evolution", {"population": 5, "mutations": 0, "crossovers": 6}, r"0 \+ 6 is more than population, 5"),
         ("evolution", {"populaton": 3}, "'populaton' is not valid.*Did you mean 'population'"),
+        ("random", {"network": 3}, "valid: networks=8000, batch=50, stratify=false. Did you mean 'networks'"),
+        ("nsga2", {"minimize": []}, r"objectives=\[\], minimise=\[params\], .*gene_prob=null"),
         ("evolution", {"population": 0}, "population of evolution: 0 is not valid; valid: a whole number of at least"),
         ("evolution", {"population": 2.5}, "population of evolution: 2.5"),
         ("evolution", {"block_prob": 1.5}, "block_prob of evolution: 1.5 is not valid; valid: a number from 0 to 1"),
