@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.search_check import EXACT, check_search, check_sources, judges
 from lightning_tas.callbacks.search_job import OnGeneration, SearchJob
 from lightning_tas.errors import UserError
+from lightning_tas.launch import group
 from lightning_tas.launch.compare import digest
 from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.provenance import state_hash
@@ -139,7 +140,7 @@ def latency_table(
             if known is not None:
                 return known
         # Before Lightning has started a group, all processes measure: one speaks.
-        told = LatencyProgress(repeats, under, progress and rank_zero_only.rank == 0)
+        told = LatencyProgress(repeats, under, progress and group.rank() == 0)
         try:
             table = LatencyTable.build(net, repeats=repeats, progress=told, **how)
         finally:
