@@ -8,9 +8,25 @@ on how difficult the images are: with p_i the share of the k best that are right
 
 which removes the luck of the prefix as far as candidates share it with the best. The slope is how each of the best
 follows the others, over all images: one that is fitted to a short prefix would be wrong where few images tell. A is
-unbiased whatever the slope, and its variance without replacement var (1 - m / n) / m, var being that of c - slope p.
-It too may come out small by chance, when a candidate has yet to meet the few images on which it differs, and is
-never taken below what the best leave of one another. The candidate is given up when (T - A) / sd exceeds z.
+unbiased whatever the slope. What is tested is that the candidate is as good as T. It lacks S = m (T - A) hits so far,
+which the rest of the images would have to bring, and it leaves u = c - T - slope (p - mean(p over n)) on each image.
+With Q the sum of u^2 over the prefix and R that over the rest, S has the variance 1 / (1 / Q + 1 / R), as the prefix is
+a random part of the images, and the candidate is given up when
+
+    (S - 1/2) sqrt(1 / Q + 1 / R) > z,
+
+1/2 because S comes in whole steps (Yates 1934). With many images this is (T - A) / sd(A). For few, Q and R are those of
+the hypothesis, as in a score test, not those about the mean of the prefix:
+
+* Q >= S^2 / m, so that m images never count for more than sqrt(m / (1 - m / n)), and prefixes for which this is below z
+  are not shown alone. About its own mean, a candidate that misses two of two images has no variance at all. For u as
+  often above 0 as below, S / sqrt(Q) exceeds x with at most exp(-x^2 / 2), however small m is (Efron 1969, "Student's
+  t-test under symmetry conditions").
+* Where hits are rare (T < 1/2), the ones not met yet are most of the variance. Where a hit is expected with probability
+  e, u = c - e, u^2 is e (1 - e) + (1 - 2 e) u. So a prefix that lacks S hits lacks (1 - 2 T) S of Q, which is added.
+* R is Q (n - m) / m, but at least S: with images on which u is 1 the rest makes S up. A candidate that differs from the
+  best on a few images only may meet all its losses first; then Q = R = S.
+* Q is never taken below what the best leave of one another, m times the variance of their own residuals.
 
 The error: the networks called the best at the end are not those of full evaluation only if one of the true k best was
 given up. Whatever the order of candidates, T never exceeds the accuracy of such a network. So at the most unfavourable,
@@ -103,7 +119,9 @@ class Race:
         if not 0 < error < 1:
             raise UserError(f"error: {error!r} is not valid; valid: above 0, below 1")
         self.images, self.top, self.error = images, top, error
-        self.looks = looks(images)
+        # Shorter prefixes decide nothing (module, Q >= S^2 / m): z of all looks is above that of a single one.
+        least = max(float(norm.isf(error / top)), 0.0) ** 2
+        self.looks = tuple(m for m in looks(images) if m == images or m / (1 - m / images) > least)
         self._z = critical(self.looks[:-1], images, error / top)
         self._best: list[tuple[int, str, Bools]] = []  # (-hits, id, hits), the best first; ties by id
         self._ease: Floats = np.zeros(images)  # p of the module
@@ -140,25 +158,32 @@ class Race:
         if not self.full or m >= self.images:
             return np.zeros(len(hits), dtype=bool)
         worst = -self._best[-1][0]
-        estimate, deviation = self._estimate(hits)
-        unlikely = worst / self.images - estimate > self._z * deviation
+        goal = worst / self.images  # T of the module
+        estimate, variance = self._estimate(hits)
+        lack = goal - estimate
+        short = m * lack
+        unmet = max(1 - 2 * goal, 0.0) * lack
+        seen = m * np.maximum(variance + lack**2 + unmet, self._least)  # Q
+        rest = np.maximum(seen * (self.images - m) / m, short)  # R
+        # Without quotients: Q may be 0, but only where S is.
+        unlikely = (short > 0.5) & ((short - 0.5) ** 2 * (seen + rest) > self._z**2 * seen * rest)
         impossible = hits.sum(axis=1) + (self.images - m) < worst
         return unlikely | impossible
 
     def estimate(self, hits: Bools) -> float:
         """Top-1 [%] on all images of a network given up with these hits (m,), below that of the worst of the best."""
         below = np.nextafter(-100.0 * self._best[-1][0] / self.images, -math.inf)  # also where chances were all it lost
-        return float(min(100 * self._estimate(hits[None])[0][0], below))
+        return float(min(100 * self._estimate(hits[None])[0][0].clip(0, 1), below))
 
     def _estimate(self, hits: Bools) -> tuple[Floats, Floats]:
-        """Accuracy on all images of networks with hits (C, m), and its standard deviation; (C,) each."""
+        """Of networks with hits (C, m): estimated accuracy on all images, and variance of hits - slope p; (C,) each."""
         m = hits.shape[1]
         ease = self._ease[:m]
         mean, centred = hits.mean(axis=1), ease - ease.mean()
         found = mean + self._slope * (self._ease.mean() - ease.mean())
         # Of hits - slope ease, without that matrix.
         variance = mean * (1 - mean) - self._slope * (2 * (hits @ centred) - self._slope * (centred @ centred)) / m
-        return found.clip(0, 1), np.sqrt(np.maximum(variance, self._least) * (1 - m / self.images) / m)
+        return found, variance.clip(0)  # not below 0 by rounding
 
     def state_dict(self) -> dict[str, Any]:
         """As primitives and tensors."""

@@ -80,10 +80,12 @@ def test_the_chance_of_ever_exceeding_is_that_of_sampled_paths() -> None:
     assert ever(1.5, []) == pytest.approx(norm.sf(1.5)) and ever(1.5, [0.3]) == pytest.approx(norm.sf(1.5))
 
 
-def test_the_test_is_the_formula_written_out() -> None:
+@pytest.mark.parametrize("good", [0.8, 0.3])
+def test_the_test_is_the_formula_written_out(good: float) -> None:
     rng = np.random.default_rng(1)
     k, n = 4, 500
-    known, hits = table(rng, [0.8, 0.78, 0.82, 0.79], n), table(rng, np.linspace(0.3, 0.85, 15), n)
+    known = table(rng, [good, good - 0.02, good + 0.02, good - 0.01], n)
+    hits = table(rng, np.linspace(0.02, good + 0.05, 15), n)
     race = entered(known, k)
     slopes, left = [], []
     for j in range(k):
@@ -98,10 +100,13 @@ def test_the_test_is_the_formula_written_out() -> None:
     for m in race.looks[:-1]:
         gone = race.hopeless(hits[:, :m])
         for c, row in enumerate(hits):
-            rest = row[:m] - slope * ease[:m]
-            estimate = min(max(rest.mean() + slope * ease.mean(), 0), 1)
-            deviation = math.sqrt(max(rest.var(), np.mean(left)) / m * (1 - m / n))
-            beyond = ever((worst - estimate) / deviation, times) < 0.05 / k
+            residual = row[:m] - worst - slope * (ease[:m] - ease.mean())
+            unmet = -max(0, 1 - 2 * worst) * residual.sum()
+            estimate = min(max(worst + residual.mean(), 0), 1)
+            seen = max((residual**2).sum() + unmet, m * np.mean(left))
+            rest = max(seen * (n - m) / m, -residual.sum())
+            sign = (-residual.sum() - 0.5) * math.sqrt(1 / seen + 1 / rest) if residual.sum() < 0 else 0.0
+            beyond = ever(sign, times) < 0.05 / k
             beyond |= row[:m].sum() + n - m < round(worst * n)
             assert gone[c] == beyond
             decided.add(bool(beyond))
@@ -163,14 +168,14 @@ def test_racing_seldom_changes_the_best_and_saves_images() -> None:
         changed += race.ids != best(hits, 3)
         used += tape.shown.sum() / hits.size / races
     assert changed <= 4, changed  # of 40; 5 % would give more in one of 26 such tests
-    assert 0.2 < used < 0.5, used
+    assert 0.2 < used < 0.55, used  # few images: tests that hold for few of them wait longer
 
 
 @pytest.mark.parametrize(("accuracy", "common"), [(0.02, 0.97), (0.1, 0.0), (0.5, 0.8), (0.9, 0.8), (0.9, 0.0)])
 def test_at_worst_the_error_is_as_stated(accuracy: float, common: float) -> None:
     """One of the best, exactly as good as the worst of the others, is given up with at most the stated error / k."""
     rng = np.random.default_rng(2)
-    k, n, error, lost, tried = 5, 1000, 0.5, 0, 0
+    k, n, error, lost, tried = 5, 4000 if accuracy == 0.02 else 1000, 0.5, 0, 0  # few hits never lose one of the best
     for _ in range(12):
         hits = table(rng, [accuracy] * (k + 60), n, common)
         for row in hits:  # exactly as many hits
@@ -182,6 +187,66 @@ def test_at_worst_the_error_is_as_stated(accuracy: float, common: float) -> None
             gone |= race.hopeless(hits[k:, :m])
         lost, tried = lost + int(gone.sum()), tried + 60
     assert 0.01 * tried < lost < 1.35 * error / k * tried, lost / tried
+
+
+def duplicates(rng: np.random.Generator, count: int, images: int, accuracy: float, flip: float) -> Table:
+    """Hits of networks that are one, but for a share `flip` of the images, on which they are right by chance."""
+    one = rng.permutation(images) < round(accuracy * images)
+    return np.where(rng.random((count, images)) < flip, rng.random((count, images)) < accuracy, one)
+
+
+def rivals(rng: np.random.Generator, known: Table, count: int, apart: int | None) -> Table:
+    """Hits of networks exactly as good as the worst of the known: at random, or `apart` gains and losses from it."""
+    worst = known[known.sum(axis=1).argmin()]
+    if apart is None:
+        return rng.permuted(np.repeat(worst[None], count, axis=0), axis=1)
+    rank = rng.random((count, len(worst)))
+    for part in (worst, ~worst):
+        rank[:, part] = rank[:, part].argsort(axis=1).argsort(axis=1)
+    return np.asarray(worst ^ (rank < min(apart, worst.sum(), (~worst).sum())))
+
+
+@pytest.mark.parametrize("images", [20, 50, 100, 144, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("accuracy", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize(("flip", "apart"), [(0.0, None), (0.02, None), (0.1, None), (0.0, 3), (0.0, 8), (0.0, 20)])
+def test_few_images_or_few_differences_keep_the_error(images: int, accuracy: float, flip: float, apart: int) -> None:
+    """One of the best, at the threshold; the others near-duplicates. A normal test loses up to 14 times as many."""
+    rng = np.random.default_rng(7)
+    k, error, lost, orders, count = 10, 0.05, 0, 40, 50
+    for _ in range(orders):
+        known = duplicates(rng, k, images, accuracy, flip)
+        hits, race, gone = rivals(rng, known, count, apart), entered(known, k, error), np.zeros(count, dtype=bool)
+        for m in race.looks[:-1]:
+            gone |= race.hopeless(hits[:, :m])
+        lost += int(gone.sum())
+    stated = error / k * orders * count
+    assert lost <= stated + 3 * math.sqrt(stated), lost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flip", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("images", [20, 50, 100, 144, 200, 500])
+def test_better_networks_are_found_among_near_duplicates(images: int, flip: float) -> None:
+    changed, races = 0, 300
+    for seed in range(races):
+        rng = np.random.default_rng(seed)
+        better = [duplicates(rng, 1, images, 0.84, 0.0) for _ in range(10)]
+        hits = np.concatenate([duplicates(rng, 30, images, 0.8, flip), *better])
+        race, tape = Race(images, 10, 0.05), Tape(hits)
+        run(race, names(hits)[:30], tape)
+        run(race, names(hits)[30:], tape)
+        changed += race.ids != best(hits, 10)
+    assert changed <= 0.05 * races + 3 * math.sqrt(0.05 * 0.95 * races), changed
+
+
+def test_looks_that_can_decide_nothing_are_left_out() -> None:
+    """Misses alone, of images on which the best are never wrong: the strongest sign there is."""
+    for images, top, error in [(20, 10, 0.05), (50, 10, 0.05), (144, 3, 0.2), (144, 1, 0.9), (10000, 10, 0.05)]:
+        race = entered(np.ones((top, images), dtype=bool), top, error)
+        assert race.looks == tuple(m for m in looks(images) if m >= race.looks[0]) and race.looks[-1] == images
+        for m in set(looks(images)) - set(race.looks):
+            assert m < norm.isf(error / top) ** 2
+    assert Race(10000).looks[0] == looks(10000)[0] and Race(50).looks[0] > looks(50)[0]
 
 
 def test_nearly_equal_networks_on_few_images() -> None:
@@ -219,7 +284,8 @@ def test_chunks_are_of_one_size() -> None:
         asked.append((len(chosen), begin, end))
         return tape(chosen, begin, end)
 
-    run(Race(100, 50), names(hits), look)
-    first = looks(100)[0]
+    race = Race(100, 50)
+    run(race, names(hits), look)
+    first = race.looks[0]
     sizes = [(racing.CHUNK, first, 100)] * (40 // racing.CHUNK) + [(40 % racing.CHUNK, first, 100)]
     assert asked == [(40, 0, first), *sizes]
