@@ -8,7 +8,6 @@ With racing (`racing`), sub-networks that cannot be among the best any more are 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.evaluator import Accuracy, Meter, autocast, compute_here, hits, measuring
 from lightning_tas.forward_tree import ForwardTree, Path, path_of
 from lightning_tas.image_set import ImageSet, Rows, free_bytes
+from lightning_tas.launch.environment import layout
 from lightning_tas.proxies.shards import Share, share_of
 from lightning_tas.racing import Bools, Race, Raced, run
 from lightning_tas.randomness import numpy_generator
@@ -94,8 +94,8 @@ class Population:
         """The images, decoded when first asked for."""
         if self._set is None:
             share = share_of(None)
-            local = int(os.environ.get("LOCAL_WORLD_SIZE", share.world))
-            room = free_bytes(self.device, local) if self._room is None else self._room
+            per_node, _ = layout() or (share.world, 1)
+            room = free_bytes(self.device, per_node) if self._room is None else self._room
             self._set = ImageSet(self._loader, self.device, room, self._max_images, self._seed, share)
         return self._set
 

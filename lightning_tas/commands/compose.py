@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,9 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     for part in base.lineage():
         for key, value in part.values.items():
             schema.check(key, value, part.origin)
-    tree = _compose(base, [setting for key, setting in settings.items() if key not in _CHOICES])
+    given = [setting for key, setting in settings.items() if key not in _CHOICES]
+    own = search_keys.belongings((part.values for part in base.lineage()), {s.key: s.value for s in given})
+    tree = _compose(base, given, own)
     # A repeated run has its smoke values written out already, also those that its command line overrode.
     if tree.smoke and ("smoke" in settings or not base.repeated):
         for key, value in smoke.overrides(tree).items():
@@ -75,10 +77,23 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     config = _to_object(tree)
     config.recipe = base.name
     validate(config)
+    remarks = list(_remarks(command, settings, config, own))
+    if remarks and config.space is not None and any(key.partition(".")[0] == "space" for key in settings):
+        from lightning_tas.commands import build
+
+        build.space(config)  # a space that is none is told alone, without what it entails
     if environment.rank() == 0:
-        for key, reason in _without_effect(command, settings, config):
-            warnings.warn(f"{key} is ignored: {reason}", stacklevel=2)
+        for text in remarks:
+            warnings.warn(text, stacklevel=2)
     return config
+
+
+def _remarks(command: str, keys: Iterable[str], config: Config, own: search_keys.Belongings) -> Iterator[str]:
+    """What of the arguments and the recipe changes nothing."""
+    if own.dropped:
+        yield f"limits of the recipe are dropped: they are of the space {own.space!r}; give limits.params=[LOW,HIGH]"
+    for key, reason in _without_effect(command, keys, config):
+        yield f"{key} is ignored: {reason}"
 
 
 def _without_effect(command: str, keys: Iterable[str], config: Config) -> Iterable[tuple[str, str]]:
@@ -193,14 +208,13 @@ def _config_above(path: Path) -> Path | None:
     return None
 
 
-def _compose(base: recipes.Recipe, settings: Sequence[Setting]) -> DictConfig:
+def _compose(base: recipes.Recipe, settings: Sequence[Setting], found: search_keys.Belongings) -> DictConfig:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     names = recipes.register(base)
     store.store(name="config", node={"defaults": ["schema", {recipes.GROUP: names}, "_self_"]})
     free = [setting for setting in settings if setting.key.partition(".")[0] in VERBATIM_OR_MAPPING]
     own = [setting for setting in settings if search_keys.is_option(setting.key)]
-    found = search_keys.belongings((part.values for part in base.lineage()), {s.key: s.value for s in settings})
     try:
         with initialize(config_path=None, version_base="1.3"):
             composed = compose("config", [setting.text for setting in settings if setting not in free + own])
@@ -214,11 +228,6 @@ def _compose(base: recipes.Recipe, settings: Sequence[Setting]) -> DictConfig:
             OmegaConf.update(tree, f"limits.{name}", found.limits.get(name), merge=False)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(schema.first_line(error)) from None
-    if found.dropped and environment.rank() == 0:
-        warnings.warn(
-            f"limits of the recipe are dropped: they are of the space {found.space!r}; give limits.params=[LOW,HIGH]",
-            stacklevel=2,
-        )
     return tree
 
 

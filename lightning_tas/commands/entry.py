@@ -26,8 +26,8 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(text(command))
         return 0
-    _one_voice()
     try:
+        _one_voice()
         if command in ("fit", "search"):
             hold_save_signal()
         group.meet()

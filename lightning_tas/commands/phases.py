@@ -186,6 +186,8 @@ def check(config: Config) -> None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
     if "retrain" in config.phases and config.arch is None and not {"measure", "search"} & set(config.phases):
         raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
+    if "retrain" in config.phases and config.arch is not None:
+        build.architecture(config.arch)  # read when its turn comes, perhaps days later
 
 
 def needs_data(config: Config) -> bool:

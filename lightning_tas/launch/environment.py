@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from lightning_tas.commands.config import TrainerConfig
 
 
+READ_BY_LIGHTNING = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""The first of these that is set is the rank to Lightning from its import on, whether or not a launcher is there."""
+
+
 def by_torchrun() -> bool:
     """Whether torchrun started this process; perhaps srun had started torchrun."""
     return "TORCHELASTIC_RUN_ID" in os.environ
@@ -32,31 +36,64 @@ def launched() -> bool:
     return by_torchrun() or by_slurm()
 
 
+def check() -> None:
+    """Refuse variables that make no sense, before anybody waits for other processes or imports Lightning.
+
+    Raises:
+        UserError: names the variable, its value and what is valid.
+    """
+    for name in READ_BY_LIGHTNING:
+        if name in os.environ:
+            _whole(name)
+    rank()
+    if launched():
+        local_rank()
+
+
 def rank() -> int:
-    """This process among all of the run, before any group exists."""
-    names = ["RANK", "SLURM_PROCID", "LOCAL_RANK"] if by_slurm() else ["RANK", "LOCAL_RANK"]
-    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
+    """This process among all of the run, before any group exists. Without a launcher only Lightning numbers any."""
+    if launched():
+        return _whole("RANK" if by_torchrun() else "SLURM_PROCID", below=world_size())
+    return _whole("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
 
 
 def local_rank() -> int:
     """This process among those of its node, as the launcher numbers them."""
-    return int(os.environ["LOCAL_RANK" if by_torchrun() else "SLURM_LOCALID"])
+    return _whole("LOCAL_RANK" if by_torchrun() else "SLURM_LOCALID", below=world_size())
 
 
 def world_size() -> int:
     """Processes that the launcher started; 1 without one."""
-    if by_torchrun():
-        return int(os.environ["WORLD_SIZE"])
-    return int(os.environ["SLURM_NTASKS"]) if by_slurm() else 1
+    return _whole("WORLD_SIZE" if by_torchrun() else "SLURM_NTASKS", least=1) if launched() else 1
+
+
+def _whole(name: str, least: int = 0, below: int | None = None) -> int:
+    """The whole number in a variable that a launcher sets."""
+    value = os.environ.get(name)
+    number = int(value) if value is not None and value.strip().isdecimal() else -1
+    if number >= least and (below is None or number < below):
+        return number
+    found = "missing in the environment" if value is None else f"{value!r} in the environment is not valid"
+    limit = f" of at least {least}" if below is None else f" from {least} to {below - 1}"
+    launcher = "torchrun sets it" if by_torchrun() else "srun sets it" if by_slurm() else "or unset it"
+    raise UserError(f"{name}: {found}; valid: a whole number{limit}; {launcher}")
 
 
 def address() -> tuple[str, int]:
     """Host and port where the processes of a launcher meet; Lightning derives them from Slurm's node list and job."""
+    port = _whole("MASTER_PORT", least=1, below=1 << 16) if by_torchrun() or "MASTER_PORT" in os.environ else None
     if by_slurm():
         place = cluster()
         assert place is not None
-        return place.main_address, place.main_port
-    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        try:
+            return place.main_address, port or place.main_port
+        except ValueError:  # the port comes from the last digits of this
+            number = os.environ.get("SLURM_JOB_ID")
+            raise UserError(f"SLURM_JOB_ID: {number!r} in the environment is not valid; set MASTER_PORT") from None
+    if not os.environ.get("MASTER_ADDR"):
+        raise UserError("MASTER_ADDR: missing in the environment; valid: the host of the first process")
+    assert port is not None
+    return os.environ["MASTER_ADDR"], port
 
 
 def cluster() -> ClusterEnvironment | None:
@@ -81,12 +118,13 @@ def cluster() -> ClusterEnvironment | None:
 def layout() -> tuple[int, int] | None:
     """(processes per node, nodes) that a launcher started; None without one."""
     if by_torchrun():
-        per_node, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+        world = world_size()
+        per_node = _whole("LOCAL_WORLD_SIZE", least=1, below=world + 1)
         return per_node, world // per_node
     if by_slurm():
-        nodes = int(os.environ.get("SLURM_NNODES", "1"))
+        nodes = _whole("SLURM_NNODES", least=1, below=world_size() + 1) if "SLURM_NNODES" in os.environ else 1
         given = os.environ.get("SLURM_NTASKS_PER_NODE")
-        return int(given) if given else int(os.environ["SLURM_NTASKS"]) // nodes, nodes
+        return _whole("SLURM_NTASKS_PER_NODE", least=1) if given else world_size() // nodes, nodes
     return None
 
 

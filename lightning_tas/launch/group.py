@@ -192,15 +192,18 @@ def meet() -> None:
     """Find the other processes that a launcher started; nothing happens where there are none, or a second time.
 
     Raises:
-        UserError: not all of them came within `JOIN_SECONDS`.
+        UserError: not all of them came within `JOIN_SECONDS`; variables of the environment that make no sense.
     """
     global _line
+    if _line is not None:
+        return
+    environment.check()
     mine, count = environment.rank(), environment.world_size()
-    if _line is not None or count == 1:
+    if count == 1:
+        _tell_lightning(mine)
         return
     host, port = environment.address()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
-    from lightning_utilities.core.rank_zero import rank_zero_only
     from torch.distributed import PrefixStore
     from torch.distributed import rendezvous as meeting  # type: ignore[attr-defined]  # not in its __all__
 
@@ -219,7 +222,15 @@ def meet() -> None:
         present = line.store.add("present", 0)
         raise UserError(f"launch: {present} of {count} processes came within {JOIN_SECONDS:.0f} s; {advice}")
     _line = line
-    rank_zero_only.rank = mine  # type: ignore[attr-defined]  # Lightning's messages and warnings
+    _tell_lightning(mine)
+
+
+def _tell_lightning(rank: int) -> None:
+    """Who speaks and writes in Lightning, which otherwise heeds variables of a launcher that is not there."""
+    if any(name in os.environ for name in environment.READ_BY_LIGHTNING):
+        from lightning_utilities.core.rank_zero import rank_zero_only
+
+        rank_zero_only.rank = rank  # type: ignore[attr-defined]
 
 
 def join(accelerator: str = "auto") -> None:

@@ -63,6 +63,17 @@ def test_limits_go_with_the_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "wrong", ["space=autoformer_tny", "space={extends: autoformer_tny}", "space={depth: 3}", "space=a/b.yaml"]
+)
+@pytest.mark.parametrize("remark", [[], ["search.when=fit_start"]])
+def test_a_wrong_space_is_told_before_what_it_entails(wrong: str, remark: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserError, match=r"^space: "):
+            config_from("search", [TINY, wrong, *remark])
+
+
+@pytest.mark.parametrize(
     ("argument", "message"),
     [
         ("search.strategy=evolutoin", "search.strategy: 'evolutoin' is not valid.*Did you mean 'evolution'"),
