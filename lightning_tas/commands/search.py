@@ -24,4 +24,4 @@ def run(config: Config) -> None:
             f"valid: {', '.join(strategy_names())}"
         )
     config.phases = ["search"]
-    fit.run(config)
+    fit.run(config, "search")
