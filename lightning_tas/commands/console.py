@@ -7,12 +7,12 @@ import sys
 from lightning_tas.launch import group
 
 
-def say(text: str) -> None:
+def say(text: str, bar: bool = False) -> None:
     """Write `text` and a line end to standard output at once, so that it keeps its place among progress bars.
 
-    Of several processes the first one speaks.
+    bar: a progress bar is under way, whose line is left to it. Of several processes the first one speaks.
     """
     if group.rank() > 0:
         return
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(("\n" if bar else "") + text + "\n")
     sys.stdout.flush()

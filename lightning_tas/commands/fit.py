@@ -41,8 +41,11 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def run(config: Config) -> None:
-    """Run a study, or print its plan (`plan=true`). Raises UserError before anything is written."""
+def run(config: Config, command: str = "fit") -> None:
+    """Run a study, or print its plan (`plan=true`). Raises UserError before anything is written.
+
+    command: what the user typed, fit or search: it continues the run when this one is stopped.
+    """
     from lightning_tas.callbacks.search_build import LATENCY
     from lightning_tas.commands import build, phases
 
@@ -74,12 +77,12 @@ def run(config: Config) -> None:
         with folder.locked() if main else nullcontext():
             if main and config.resume is None and folder.study.exists():
                 raise _used(folder)  # by a run that was begun under the same name a moment ago
-            _run_locked(config, folder, data, made if main else [])
+            _run_locked(config, folder, data, made if main else [], command)
     finally:
         folder.forget()
 
 
-def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: list[Path]) -> None:
+def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: list[Path], command: str) -> None:
     """Run the phases; on a user's mistake, remove the folders just `made` unless a phase or an epoch has finished."""
     from lightning_tas.commands import phases
 
@@ -98,7 +101,7 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         say(f"written to {folder.path}")  # again, below the progress bars
         context.loggers.close()
     except (Exception, KeyboardInterrupt, SIGTERMException) as error:
-        ending = group.settle(_told(error, folder))
+        ending = group.settle(_told(error, folder, command))
         finished = any(study.status(index) == FINISHED for index in range(len(config.phases)))
         if made and isinstance(ending, UserError) and not finished and not folder.trained:
             folder.remove(made)  # a mistake that only a phase could see leaves nothing half-written
@@ -120,9 +123,9 @@ def _go_back(config: Config, study: Study) -> None:
     study.reopen(index)
 
 
-def _told(error: BaseException, folder: RunFolder) -> BaseException:
+def _told(error: BaseException, folder: RunFolder, command: str) -> BaseException:
     """What a run ends with: signals and lost processes say how it goes on, everything else is `error` itself."""
-    after = f"python -m lightning_tas.fit resume={folder.path} continues it"
+    after = f"python -m lightning_tas.{command} resume={folder.path} continues it"
     if isinstance(error, KeyboardInterrupt):
         return Stopped(f"stopped by Ctrl-C; {after}", group.INTERRUPTED)
     if isinstance(error, SIGTERMException):

@@ -17,7 +17,7 @@ from lightning_tas.errors import UserError
 def run(config: Config) -> None:
     """Run the phase `search`, or print its plan."""
     prepare(config)
-    fit.run(config)
+    fit.run(config, "search")
 
 
 def prepare(config: Config) -> None:

@@ -106,7 +106,14 @@ def callback(context: Context) -> SearchCallback:
     config = context.config
     made = SearchCallback.of(config.search, config.limits, seed=config.seed, folder=context.folder.path)
     made.identity = identity(config)
-    made.on_found = lambda found: show(context, found, log=False)
+
+    def shown(found: Found) -> None:
+        done = made.visits[-1]["epoch"]
+        # Epochs are counted from 0, as by progress bars, metrics.csv and names of checkpoints.
+        heading = f"search after epoch {done - 1}:" if done else "search before training:"
+        show(context, found, log=False, heading=heading)
+
+    made.on_found = shown
     return made
 
 
@@ -138,8 +145,10 @@ def identity(config: Config) -> dict[str, Any]:
     return {"data": data, "train": [asdict(config.train), asdict(config.trainer)] if trains else None}
 
 
-def show(context: Context, found: Found, log: bool = True) -> None:
-    """Print what was found, and (`log`) show it on W&B."""
+def show(context: Context, found: Found, log: bool = True, heading: str | None = None) -> None:
+    """Print what was found, and (`log`) show it on W&B; `heading` says which search it was of several in a fit."""
+    if heading is not None:
+        say(heading, bar=True)
     folder, score = context.folder.path, context.config.search.score
     if found.generations:
         say(generations_table(found.generations, score))

@@ -6,6 +6,7 @@ Space, sampler, selection rules, optimiser and phases stay the recipe's own: tho
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from lightning_tas.launch import environment
@@ -79,6 +80,13 @@ def _search(tree: Any) -> dict[str, Any]:
         "etas": {"first_pool": 6, "first": 2, "pool": 4, "keep": 1, "iterations": 2},
         "nsga2": {"population": 4, "generations": 2},
     }
+    stated = [key for key in LIMITED if tree.limits[key] is not None]
+    if stated and environment.rank() == 0:
+        warnings.warn(
+            "smoke=true: a recipe's limits are dropped, for they are of its own images and classes; "
+            "limits.NAME=[LOW,HIGH] on the command line limits the small networks",
+            stacklevel=2,
+        )
     options = {**dict(tree.search.options or {}), **small.get(str(tree.search.strategy), {})}
     return {
         "search.options": options,

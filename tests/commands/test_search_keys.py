@@ -96,6 +96,18 @@ def test_mistakes_are_named(argument: str, message: str) -> None:
         config_from("search", [TINY, argument])
 
 
+def test_smoke_says_that_it_drops_limits() -> None:
+    with pytest.warns(UserWarning, match="smoke=true: a recipe's limits are dropped") as caught:
+        assert config_from("search", [TINY, "smoke=true"]).limits.params is None
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+    with pytest.warns(UserWarning, match="smoke=true"):
+        assert config_from("search", [TINY, "smoke=true", "limits.params=[1k,2k]"]).limits.params == ["1k", "2k"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config_from("search", ["recipe=prenas_tiny", "smoke=true", "search.strategy=random"])
+        config_from("search", [TINY])
+
+
 def test_search_needs_a_recipe_or_a_supernet() -> None:
     with pytest.raises(UserError, match="recipe: nothing to search; name one with recipe=NAME"):
         config_from("search", [])

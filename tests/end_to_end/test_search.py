@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lightning_tas.callbacks.search_job import SearchJob
 from lightning_tas.callbacks.search_record import STATE
 from lightning_tas.commands.entry import main
 from lightning_tas.launch.results import comparable
@@ -87,7 +88,7 @@ def test_search_then_retrain_the_winner(fit: Fit) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_search_resumes_to_the_same_result(tmp_path: Path, number: int) -> None:
     search = (*TRAINING_FREE, "search.strategy=blockwise", "search.options={population: 10, generations: 30}")
     space = "space={name: tiny, embed_dim: [16, 32], depth: [3, 4], num_heads: [1, 2], mlp_ratio: [1, 2]}"
@@ -100,7 +101,8 @@ def test_a_killed_search_resumes_to_the_same_result(tmp_path: Path, number: int)
     time.sleep(0.3)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == (143 if number == signal.SIGTERM else -number) and "Traceback" not in err
+    ends = {signal.SIGTERM: 143, signal.SIGINT: 130}
+    assert process.returncode == ends.get(number, -number) and "Traceback" not in err
     assert not (folder / "search.json").exists()
     assert main("search", [f"resume={folder}"]) == 0
     whole = tmp_path / "runs" / "quickstart" / "whole"
@@ -140,6 +142,53 @@ def test_two_processes_search_as_one(fit: Fit, processes: Any, tmp_path: Path) -
         in both[0].stderr
     )
     assert both[1].stderr == "" and time.monotonic() - began < 60 and not (tmp_path / "runs/quickstart/x").exists()
+
+
+@pytest.mark.parametrize("name", ["search", "fit"])
+def test_a_stopped_search_names_the_command_that_was_typed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And that command, as it stands in the message, continues the run."""
+    with monkeypatch.context() as patch:
+        patch.setattr(SearchJob, "_generation", stopped_in_the_second(SearchJob._generation))
+        assert main(name, arguments(tmp_path, "a", *TRAINING_FREE, "search.options={networks: 20, batch: 5}")) == 130
+    folder = tmp_path / "runs" / "quickstart" / "a"
+    said = capsys.readouterr().err
+    assert (
+        said
+        == f"lightning_tas.{name}: stopped by Ctrl-C; python -m lightning_tas.{name} resume={folder} continues it\n"
+    )
+    assert (folder / STATE).exists() and not (folder / "search.json").exists()
+    assert main(name, [word for word in said.split() if word.startswith("resume=")]) == 0
+    assert len(rows(folder / "search.csv")) == 20 == json.loads((folder / "search.json").read_text())["evaluations"]
+
+
+def stopped_in_the_second(generation: Callable[..., None]) -> Callable[..., None]:
+    """A generation of a search that Ctrl-C ends when the first one is done."""
+
+    def one(job: SearchJob, bar: Any) -> None:
+        if job.strategy.stats:
+            raise KeyboardInterrupt
+        generation(job, bar)
+
+    return one
+
+
+def test_searches_inside_training_are_told_apart(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each begins on a line of its own below the bar, with its epoch; rows of metrics.csv keep all of them."""
+    search = ("search.strategy=random", "search.options={networks: 3}", "search.score=snip", "search.batch_size=2")
+    inside = ("phases=[supernet]", "sampler.name=uniform", "trainer.limit_train_batches=2", *search)
+    status, run = fit("each", *inside, "search.when=every_n_epochs")
+    lines = capsys.readouterr().out.split("\n")
+    assert status == 0
+    for epoch in range(2):
+        at = lines.index(f"search after epoch {epoch}:")
+        assert lines[at + 1].split()[:2] == ["generation", "evaluations"]
+    found = [row for row in rows(run / "metrics.csv") if row["search/best"]]
+    assert [row["epoch"] for row in found] == ["0", "1"]
+    assert float(found[-1]["search/best"]) == json.loads((run / "search.json").read_text())["networks"][0]["score"]
+    status, _ = fit("first", *inside, "search.when=fit_start", "trainer.max_epochs=1")
+    assert status == 0 and "search before training:" in capsys.readouterr().out.split("\n")
 
 
 def test_limits_that_nothing_meets_end_in_seconds(fit: Fit, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
