@@ -101,7 +101,7 @@ def test_a_killed_search_resumes_to_the_same_result(tmp_path: Path, number: int)
     time.sleep(0.3)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    ends = {signal.SIGTERM: 143, signal.SIGINT: 130}
+    ends: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
     assert process.returncode == ends.get(number, -number) and "Traceback" not in err
     assert not (folder / "search.json").exists()
     assert main("search", [f"resume={folder}"]) == 0
