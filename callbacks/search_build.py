@@ -139,7 +139,7 @@ def latency_table(
             if known is not None:
                 return known
         # Before Lightning has started a group, all processes measure: one speaks.
-        told = LatencyProgress(repeats, under, progress and rank_zero_only.rank == 0)
+        told = LatencyProgress(repeats, under, progress and rank_zero_only.rank == 0)  # type: ignore[attr-defined]
         try:
             table = LatencyTable.build(net, repeats=repeats, progress=told, **how)
         finally:

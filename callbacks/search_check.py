@@ -147,7 +147,7 @@ def _judging(search: SearchConfig) -> dict[str, str]:
     """What networks are judged by, and the key of each that says so."""
     name = str(search.strategy)
     more = {**(settings_of(name) if name != EXACT else {}), **(search.options or {})}
-    named = {"search.score": [search.score]}
+    named: dict[str, list[Any]] = {"search.score": [search.score]}
     named |= {f"search.options: {key}": [more.get(key)] for key in ("filter", "guide")}
     if name == "blockwise" and more.get("guide") is None:
         named["search.options: guide"] = ["dss"]  # whose blocks are ranked
