@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -44,3 +47,38 @@ def unknown(
     message = f"{key}: {value!r} is not valid; valid: {', '.join(told) if told else '(none)'}"
     match = nearest(value, names)
     return UserError(f"{message}. Did you mean {match!r}?" if match else message)
+
+
+def neighbour(path: str | Path) -> str | None:
+    """An existing path that resembles `path`, which does not exist, in the first part that is not there; or None."""
+    path = Path(path)
+    part = next((part for part in (path, *path.parents) if os.path.exists(part.parent)), path)
+    try:
+        names = sorted(name for name in os.listdir(part.parent) if not name.startswith("."))
+    except OSError:  # a file, or a folder that is closed to us
+        return None
+    match = nearest(part.name, names)
+    if match is None:
+        return None
+    found = part.parent / match
+    whole = found / path.relative_to(part)
+    return str(whole if os.path.exists(whole) else found)
+
+
+def absent(key: str, path: str | Path, advice: str | None = None) -> UserError:
+    """The error for a `path` of `key` that does not exist, with its nearest neighbour (raise what this returns)."""
+    message = f"{key}: {str(path)!r} does not exist{f'; {advice}' if advice else ''}"
+    match = neighbour(path)
+    return UserError(f"{message}. Did you mean {match!r}?" if match else message)
+
+
+@contextmanager
+def as_key(key: str) -> Iterator[None]:
+    """Make errors of a checkpoint inside, which begin with that word, begin with the `key` that the user gave it by."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        if not text.startswith("checkpoint"):
+            raise
+        raise UserError(f"{key}: {text.removeprefix('checkpoint: ')}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,7 +16,7 @@ from lightning_tas.callbacks.search_record import BEST, RECORD, read_found
 from lightning_tas.catalogue import PUBLISHED
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import UserError
+from lightning_tas.errors import UserError, nearest, neighbour
 from lightning_tas.launch.results import find_checkpoint, pick, read_architectures
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.strategies import unused_semantics
@@ -140,10 +141,11 @@ def architecture(given: Any) -> tuple[str, Architecture]:
     path, _, label = given.rpartition("@") if "@" in given else (given, "", "")
     if path in PUBLISHED:
         return path, PUBLISHED[path]
-    if not Path(path).exists():
+    if not os.path.exists(path):
+        match = neighbour(path) if os.sep in path else nearest(path, PUBLISHED)
         raise UserError(
             f"arch: {given!r} is neither a file, a run folder, nor a published architecture; "
-            f"valid names: {', '.join(PUBLISHED)}"
+            f"valid names: {', '.join(PUBLISHED)}" + (f". Did you mean {match!r}?" if match else "")
         )
     archs = read_architectures(path)
     return pick(archs, label) if label else best_of(Path(path), archs)

@@ -7,6 +7,7 @@ Lightning's relaunch of a DDP script sees an ordinary command line.
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lightning_tas.commands import recipes, schema, score_keys, search_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
-from lightning_tas.errors import UserError
+from lightning_tas.errors import UserError, absent
 from lightning_tas.launch import environment
 from lightning_tas.search.config import LIMITED
 
@@ -156,6 +157,8 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
         return recipes.load(str(given["recipe"]))
     if given.get("config") is not None:
         return _repeated(Path(given["config"]), "config")
+    if given.get("resume") not in (None, "auto") and not os.path.exists(str(given["resume"])):
+        raise absent("resume", str(given["resume"]), "give a run folder, or a checkpoint of one")
     for key in ("resume", "ckpt"):
         run = _config_above(Path(str(given[key]))) if given.get(key) is not None else None
         if run is not None and key == "resume" and command in RESUMABLE:
@@ -190,7 +193,7 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
 def _repeated(path: Path, key: str) -> recipes.Recipe:
     path = path / "config.yaml" if path.is_dir() else path
     if not path.is_file():
-        raise UserError(f"{key}: {str(path)!r} does not exist; give the config.yaml of a run, or its folder")
+        raise absent(key, path, "give the config.yaml of a run, or its folder")
     values = recipes.read(path, str(path))
     label = str(values.get("recipe") or "")
     return _without(recipes.Recipe(label, str(path), values, (), repeated=True), NOT_REPEATED)

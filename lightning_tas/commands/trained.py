@@ -16,7 +16,7 @@ from lightning_tas.catalogue import PUBLISHED, SPACES
 from lightning_tas.commands import build
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError, as_key, unknown
 from lightning_tas.launch.results import find_checkpoint, read_architectures
 from lightning_tas.spaces import SearchSpace, resolve_space
 from lightning_tas.supernets import load_checkpoint_file, load_weights
@@ -52,6 +52,7 @@ class Trained:
         return None if self.alone else arch
 
 
+@as_key("ckpt")
 def load(config: Config) -> Trained:
     """Load what `ckpt` (with `source`) names, in eval mode on the CPU.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+import os
 from typing import Any
 
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.schema import all_keys
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError, absent, unknown
 from lightning_tas.search import config as searches
 
 PHASES = ("select", "supernet", "search", "measure", "retrain")
@@ -107,8 +107,8 @@ def validate(config: Config) -> None:
     _search(config)
     for key in ("ckpt", "train.from_checkpoint"):
         value = get(config, key)
-        if value is not None and not Path(value).exists():
-            raise UserError(f"{key}: {value!r} does not exist")
+        if value is not None and not os.path.exists(value):
+            raise absent(key, value, "give a checkpoint or the folder of a run")
 
 
 def get(config: Config, key: str) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError, absent, unknown
 from lightning_tas.launch.checkpoints import newest_whole
 from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.study import read_study
@@ -108,7 +108,7 @@ def find_checkpoint(path: Path | str, key: str = "ckpt") -> Path:
     """
     path = Path(path)
     if not path.exists():
-        raise UserError(f"{key}: {str(path)!r} does not exist; give a checkpoint or the folder of a run")
+        raise absent(key, path, "give a checkpoint or the folder of a run")
     if not path.is_dir() or is_sharded(path):
         return path
     study = path / "study.json"

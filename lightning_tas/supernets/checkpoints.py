@@ -65,16 +65,17 @@ def load_checkpoint_file(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"checkpoint: no file {str(path)!r}")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return dict(load_file(path))
     try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # torch.load raises many kinds; to the user they are one: not a file of weights.
+        # Both raise many kinds; to the user they are one: not a file of weights.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = reason if path.stat().st_size else "it is empty"
         raise UserError(f"checkpoint: {str(path)!r} is not a file of weights: {reason}") from error
     if not isinstance(content, Mapping):
         raise UserError(f"checkpoint: {str(path)!r} holds a {type(content).__name__}, not a mapping")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError, as_key, unknown
 from lightning_tas.search import Candidate
 from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticNetwork, NetOptions, load_weights, network, supernet
@@ -88,6 +88,7 @@ def weights_of(content: Mapping[str, Any], weights: Weights, path: str | Path) -
     return {k.removeprefix(PREFIX): v for k, v in source.items() if k.startswith(PREFIX)}, which
 
 
+@as_key("ckpt")
 def load_supernet(path: str | Path, weights: Weights = "auto") -> LoadedSupernet:
     """Rebuild the supernet of a training checkpoint, in eval mode on the CPU.
 
@@ -111,6 +112,7 @@ def load_supernet(path: str | Path, weights: Weights = "auto") -> LoadedSupernet
     )
 
 
+@as_key("ckpt")
 def load_network(path: str | Path, weights: Weights = "auto") -> LoadedNetwork:
     """Rebuild the stand-alone network of a `RetrainModule` checkpoint, in eval mode on the CPU; errors as above."""
     content = read_checkpoint(path)
@@ -130,6 +132,7 @@ def load_network(path: str | Path, weights: Weights = "auto") -> LoadedNetwork:
     )
 
 
+@as_key("train.from_checkpoint")
 def initialise(net: nn.Module, path: str | Path) -> None:
     """Start `net` from the weights at `path`: a training checkpoint (averaged weights where it has them) or our own
     plain state dict.
