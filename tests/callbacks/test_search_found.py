@@ -107,7 +107,7 @@ def test_a_raced_search_has_the_front_of_real_accuracies(tmp_path: Path) -> None
     search = SearchConfig(
         strategy="random", score="accuracy", options={"networks": 30, "batch": 2}, racing_top=1, racing_error=0.9
     )
-    job = build_job(net, search, LimitsConfig(), Surroundings(loader=loader, folder=tmp_path))
+    job = build_job(net, search, LimitsConfig(), Surroundings(seed=2, loader=loader, folder=tmp_path))
     found = job.run()
     history = list(job.strategy.history)
     given_up = {e.index for e in history if e.dropped}

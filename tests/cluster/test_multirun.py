@@ -163,7 +163,7 @@ class ProbeLauncher(Launcher):
 
 
 def test_the_launcher_is_the_one_asked_for(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where Hydra looks for plugins.
+    plugins = Plugins.instance()  # which looks for the real ones
     monkeypatch.setattr(ProbeLauncher, "__module__", "hydra_plugins.probe")
     for name in ("hydra_plugins", "hydra_plugins.probe"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -171,7 +171,7 @@ def test_the_launcher_is_the_one_asked_for(jobs: Path, monkeypatch: pytest.Monke
     sys.modules["hydra_plugins"].probe = sys.modules["hydra_plugins.probe"]  # type: ignore[attr-defined]
     node = {"_target_": "hydra_plugins.probe.ProbeLauncher", "n_jobs": 1}
     ConfigStore.instance().store(group="hydra/launcher", name="probe", node=node)
-    Plugins.instance().register(ProbeLauncher)
+    plugins.register(ProbeLauncher)
     arguments = ["-m", "recipe=quickstart", "seed=1,2", "run=s", "hydra/launcher=probe", "hydra.launcher.n_jobs=5"]
     assert main("fit", arguments) == 0
     assert ProbeLauncher.seen == {"n_jobs": 5, "jobs": [["job=0"], ["job=1"]]}

@@ -6,6 +6,7 @@ Files that an example only stands for (runs, checkpoints, recipes, benchmarks of
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
 import warnings
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_tas.catalogue import PUBLISHED
 from lightning_tas.commands import build, help, multirun, phases, search
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config, to_yaml
@@ -90,6 +92,10 @@ def place(arguments: list[str]) -> None:
             run.mkdir(parents=True, exist_ok=True)
             (run / "study.json").write_text("{}")
             (run / "config.yaml").write_text(recipe(match[1]))
+            label = value.partition("@")[2] or "best"
+            found = [{"label": label, "arch": PUBLISHED["autoformer_t"].to_dict()}]
+            for name, key in (("result.json", "architectures"), ("search.json", "networks")):
+                (run / name).write_text(json.dumps({key: found}))
         elif re.fullmatch(r"[./\w-]+\.(pth|json|yaml)", value):
             Path(value).write_text(OWN if value.endswith("yaml") else "{}")
 
