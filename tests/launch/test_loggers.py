@@ -178,7 +178,7 @@ def test_speeds_have_a_file_of_their_own(whole: tuple[RunFolder, list[Attempt]])
 
 
 def test_only_rank_0_talks_to_wandb(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
     loggers = RunLoggers(offline(["csv", "wandb"]), folder)
     assert [logger.name for logger in loggers.for_phase("supernet", 0, 0)] == ["metrics"]
     loggers.log_selection({"candidates": [], "examined": 0})
