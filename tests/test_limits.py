@@ -288,6 +288,7 @@ def test_limits_that_exclude_each_other_are_refused_with_proof_and_the_nearest_v
     assert text.endswith(f"The nearest within the other limits: params {above:,}; macs {below:,}.")
 
 
+@pytest.mark.slow
 def test_a_band_between_two_networks_is_refused_with_its_neighbours() -> None:
     space = tas.space("autoformer_base")
     params = np.unique(tas.cost(space.sample_codes(0, 20_000), space).params)

@@ -59,6 +59,7 @@ SEARCH = (
 
 
 @pytest.mark.parametrize("name", [*CORE, ", lightning_tas.".join(SEARCH)], ids=[*CORE, "searches"])
+@pytest.mark.slow
 def test_the_core_works_without_the_shell(name: str) -> None:
     """None of Lightning, Hydra, W&B, DeepSpeed is needed (timm tries W&B on its own account, and does without)."""
     code = f"import sys; sys.modules.update(dict.fromkeys({SHELL!r})); import lightning_tas.{name}"

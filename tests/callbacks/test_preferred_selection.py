@@ -44,6 +44,7 @@ def make_trainer(folder: Path, *callbacks: pl.Callback, **given: Any) -> pl.Trai
     return pl.Trainer(**{**options, **quiet, **given}, callbacks=list(callbacks), default_root_dir=folder)
 
 
+@pytest.mark.slow
 def test_training_uses_and_validation_reports_exactly_the_candidates(tmp_path):
     path = tmp_path / "selection.json"
     module, callback = make_module(), PreferredSelection(SELECT, seed=0, path=path)

@@ -47,6 +47,7 @@ def _conversation() -> dict[str, Any]:
     return heard
 
 
+@pytest.mark.slow
 def test_three_processes_agree(processes: Processes) -> None:
     heard = processes.run(_conversation, 3, group=False, env=TORCHRUN, timeout=90)
     for rank, found in enumerate(heard):
@@ -81,6 +82,7 @@ def _mistake_before_the_group() -> tuple[float, str]:
     return time.monotonic() - began, "nothing"
 
 
+@pytest.mark.slow
 def test_a_mistake_is_heard_before_a_process_group_is_built(processes: Processes) -> None:
     heard = processes.run(_mistake_before_the_group, 2, group=False, env=TORCHRUN, timeout=90)
     assert [message for _, message in heard] == ["train.lr: -1.0 is not valid"] * 2
@@ -147,6 +149,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_a_killed_first_one_ends(processes: Processes, tmp_path: Path) -> None:
     """As it would in a collective of nccl, which itself waits for minutes."""
     script = tmp_path / "gone.py"
@@ -190,6 +193,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_never_comes_is_an_error(processes: Processes, tmp_path: Path) -> None:
     script = tmp_path / "alone.py"
     script.write_text(ALONE)

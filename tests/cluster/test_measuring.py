@@ -37,7 +37,8 @@ def _measured(batch_sizes: list[int]) -> list[tuple[float, float, float, int]]:
     return found
 
 
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
 def test_each_image_counts_once_on_any_number_of_processes(world: int, processes: Any) -> None:
     batch_sizes = [1, 7, 119, 1000]
     alone = _measured(batch_sizes)

@@ -101,6 +101,7 @@ def place(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("call", EXAMPLES)
+@pytest.mark.slow
 def test_an_example_can_be_typed(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is refused, and nothing ignored, of what can be told before files are read."""
     monkeypatch.chdir(tmp_path)

@@ -67,6 +67,7 @@ def test_limits_shorten_the_epoch() -> None:
     assert found("trainer.devices=1", "trainer.max_steps=4") == replace(whole, steps=4)
 
 
+@pytest.mark.slow
 def test_they_are_what_lightning_then_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Steps, epochs and rate of the run itself, and the copy in its result."""
     small = ["phases=[supernet,measure]", "sampler.name=uniform", "train.warmup_epochs=0", "trainer.devices=1"]

@@ -63,6 +63,7 @@ def test_mistake(overrides: list[str], words: list[str], capsys: pytest.CaptureF
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_says_one_line_too(tmp_path: Path) -> None:
     """Lightning announces devices and products on standard error whenever a Trainer is made."""
     process = command("lightning_tas.fit", *arguments(tmp_path, "bad", "data.name=digit"))

@@ -109,6 +109,7 @@ def test_mistakes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert sorted(run.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     label = list(entries(run / "result.json"))[1]
     target = tmp_path / "exported"
@@ -132,6 +133,7 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (run / "exported" / max(top1, key=lambda name: top1[name]) / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_relative_paths(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As one types them: the clean process that checks an export has another working directory."""
     monkeypatch.chdir(run.parents[1])

@@ -220,6 +220,7 @@ def test_refusals(fit: Fit, capsys: pytest.CaptureFixture[str], overrides: list[
     assert status == 2 and message in capsys.readouterr().err and not run.exists()
 
 
+@pytest.mark.slow
 def test_tiny_spaces_are_exhausted(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     """Each network once, then the end, and it is said; also where there is only one."""
     one = "space={name: one, embed_dim: [16], depth: [1], num_heads: [1], mlp_ratio: [1]}"

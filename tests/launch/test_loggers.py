@@ -204,6 +204,7 @@ def test_tensorboard_beside_wandb(no_wandb: pytest.MonkeyPatch, folder: RunFolde
     assert attempt.column("train/step") == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_the_counter_of_rows_never_goes_back(no_wandb: pytest.MonkeyPatch, folder: RunFolder) -> None:
     """Also where W&B has written nothing down yet when the job is killed, or its files were synced and deleted."""
     seen: list[int] = []

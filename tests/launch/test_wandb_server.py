@@ -77,6 +77,7 @@ def test_any_answer_counts_and_silence_does_not(no_wandb: pytest.MonkeyPatch, re
     assert wandb_server.reachable("http://nowhere.invalid"), "the proxy is what must answer"
 
 
+@pytest.mark.slow
 def test_without_a_network_the_run_is_offline(no_wandb: pytest.MonkeyPatch, folder: RunFolder) -> None:
     no_wandb.setenv("WANDB_BASE_URL", CLOSED)
     began = time.monotonic()
@@ -189,6 +190,7 @@ loggers.close()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_another_programs_service_still_holds_it(
     no_wandb: pytest.MonkeyPatch, folder: RunFolder
 ) -> None:
