@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from typing import Any
-
-from lightning_tas.callbacks.search_job import EVERY
 from lightning_tas.latency import Conditions, rounds
+from lightning_tas.progress import Progress
 
 
 class LatencyProgress:
@@ -21,40 +17,21 @@ class LatencyProgress:
 
     def __init__(self, repeats: int, under: Conditions, shown: bool) -> None:
         self._repeats, self._under, self._shown = repeats, under, shown
-        self._bar: Any = None
-        self._began = self._said = time.monotonic()
+        self._progress: Progress | None = None
 
     def __call__(self, done: int, turns: int) -> None:
         """So many of the `turns` are done; 0 before the first."""
-        if not self._shown:
+        if self._progress is not None:
+            self._progress.advance(1, lambda after: f"latency: {100 * done // turns}% of the passes after {after}")
             return
-        if done == 0:
-            self._begin(turns)
-        elif self._bar is not None:
-            self._bar.update(1)
-        elif time.monotonic() - self._said >= EVERY:
-            self._said = time.monotonic()
-            minutes = (self._said - self._began) / 60
-            _write(f"latency: {100 * done // turns}% of the passes after {minutes:.0f} min")
-
-    def _begin(self, turns: int) -> None:
         networks, threads = turns // rounds(self._repeats), self._under.threads
-        if sys.stderr.isatty():
-            from tqdm.auto import tqdm  # type: ignore[import-untyped]
-
-            self._bar = tqdm(total=turns, desc=f"latency of {networks} networks", unit="turn", leave=False)
-            return
-        _write(
+        self._progress = Progress(f"latency of {networks} networks", "turn", turns, self._shown)
+        self._progress.say(
             f"measuring the latency of {networks} networks, {self._repeats} passes each, on {self._under.device} "
             f"with {threads} thread{'' if threads == 1 else 's'} ..."
         )
 
     def close(self) -> None:
         """Remove the bar, also where measuring has failed."""
-        if self._bar is not None:
-            self._bar.close()
-
-
-def _write(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+        if self._progress is not None:
+            self._progress.close()

@@ -7,8 +7,6 @@ only rank 0 writes.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks import search_record as record
 from lightning_tas.callbacks.search_record import Found
+from lightning_tas.progress import Progress
 from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.history import Entry
 from lightning_tas.search.scorers import Scorer
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 OnGeneration = Callable[[Mapping[str, Any]], None]
 Measure = Callable[[Architecture], "Latency"]
-EVERY = 60.0
-"""Seconds between lines about progress where no bar can be drawn."""
 
 
 @dataclass
@@ -175,31 +172,20 @@ def front_of(entries: Iterable[Entry]) -> list[Entry]:
 
 
 class _Progress:
-    """A bar over evaluations, or a line a minute where none can be drawn."""
+    """How many networks are scored, with the best so far, acceptance rate and share of distinct proposals."""
 
     def __init__(self, strategy: Strategy, shown: bool) -> None:
-        self._strategy, self._shown = strategy, shown
-        self._bar: Any = None
-        self._began = self._said = time.monotonic()
-        if shown and sys.stderr.isatty():
-            from tqdm.auto import tqdm  # type: ignore[import-untyped]
-
-            done = strategy.evaluations
-            self._bar = tqdm(total=strategy.budget, initial=done, desc="search", unit="net", leave=False)
+        self._strategy = strategy
+        self._shown = Progress("search", "net", strategy.budget, shown, strategy.evaluations)
+        self.close = self._shown.close
 
     def told(self, number: int) -> None:
         """`number` more networks are scored."""
-        if self._bar is not None:
-            self._bar.update(number)
-            self._bar.set_postfix(self._facts())
-            return
-        now = time.monotonic()
-        if self._shown and now - self._said >= EVERY:
-            self._said = now
-            facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
-            minutes = (now - self._began) / 60
-            sys.stderr.write(f"search: {self._strategy.evaluations} networks after {minutes:.0f} min, {facts}\n")
-            sys.stderr.flush()
+        self._shown.advance(number, self._line, self._facts)
+
+    def _line(self, after: str) -> str:
+        facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
+        return f"search: {self._strategy.evaluations} networks after {after}, {facts}"
 
     def _facts(self) -> dict[str, str]:
         facts: dict[str, str] = {}
@@ -210,7 +196,3 @@ class _Progress:
             last = self._strategy.stats[-1]
             facts |= {"accepted": f"{100 * last['acceptance']:.0f}%", "unique": f"{100 * last['unique']:.0f}%"}
         return facts
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()

@@ -7,11 +7,10 @@ dealt out over processes (`shards`).
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
+from lightning_tas.progress import Progress
 from lightning_tas.proxies.inherited import InheritedTables
 from lightning_tas.proxies.keep import InMemory, Keeper, OnDisk
 from lightning_tas.proxies.nuclear import NormCache
@@ -31,9 +31,6 @@ from lightning_tas.proxies.scorer import Options, check_arch, score_network
 from lightning_tas.proxies.setting import Setting, prepare
 from lightning_tas.proxies.shards import Share, share_of
 from lightning_tas.proxies.table import Row, Scores
-
-EVERY = 60.0
-"""Seconds between lines about progress where no bar can be drawn."""
 
 
 def score_many(
@@ -211,27 +208,18 @@ def walk(scorer: Exact | Inherited, keeper: Keeper, share: Share, archs: Iterabl
 
 
 def _bar(archs: Iterable[Architecture], total: int | None, progress: bool) -> Iterable[Architecture]:
-    if not progress:
-        return archs
-    if not sys.stderr.isatty():
-        return _told(archs, total)
-    from tqdm.auto import tqdm  # type: ignore[import-untyped]
-
-    bar: Iterable[Architecture] = tqdm(archs, total=total, desc="score", unit="net", leave=False)
-    return bar
+    return _told(archs, total) if progress else archs
 
 
 def _told(archs: Iterable[Architecture], total: int | None) -> Iterator[Architecture]:
-    """A line a minute for logs, where a bar would be one endless line."""
-    began = said = time.monotonic()
-    for number, arch in enumerate(archs):
-        now = time.monotonic()
-        if now - said >= EVERY:
-            said = now
-            of = f" of {total}" if total is not None else ""
-            sys.stderr.write(f"score: {number}{of} networks after {(now - began) / 60:.0f} min\n")
-            sys.stderr.flush()
-        yield arch
+    """The networks, with progress shown as each is done."""
+    progress, of = Progress("score", "net", total), f" of {total}" if total is not None else ""
+    try:
+        for number, arch in enumerate(archs, 1):
+            yield arch
+            progress.advance(1, partial("score: {}{} networks after {}".format, number, of))
+    finally:
+        progress.close()
 
 
 def _nothing() -> UserError:

@@ -23,7 +23,7 @@ def test_it_is_said_that_latency_is_measured(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    monkeypatch.setattr("lightning_tas.callbacks.latency_progress.EVERY", 0.0)  # a minute
+    monkeypatch.setattr("lightning_tas.progress.EVERY", 0.0)  # a minute
     table = latency_table(small.make_net(), GIVEN, None)
     networks = len(Pieces(table.space).examples(deep=True)) + 16
     said = capsys.readouterr().err

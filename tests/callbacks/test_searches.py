@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_tas import callbacks
-from lightning_tas.callbacks import search_job, search_record
+from lightning_tas.callbacks import search_record
 from lightning_tas.callbacks.search_build import LATENCY, Surroundings, build_job, build_region, latency_table
 from lightning_tas.callbacks.searches import CALLBACKS, AnySearch, EvolutionSearch, RandomSearch
 from lightning_tas.commands.config import CheckpointConfig
@@ -376,7 +376,7 @@ def test_progress_tells_best_score_acceptance_and_unique_share(
 ) -> None:
     """Where no bar can be drawn, as lines; and in a terminal as a bar with the same facts."""
     search = SearchConfig(strategy="evolution", score="snip", batch_size=2, options=SMALL)
-    monkeypatch.setattr(search_job, "EVERY", 0.0)
+    monkeypatch.setattr("lightning_tas.progress.EVERY", 0.0)
     job = build_job(small.make_net(), search, LimitsConfig(), Surroundings(progress=True))
     job.run()
     lines = capsys.readouterr().err.splitlines()
