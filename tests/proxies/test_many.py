@@ -391,3 +391,13 @@ def test_light_proxies_score_networks_side_by_side(given: str, tmp_path: Path) -
     for name in names:
         assert both.value(name).tolist() == alone.value(name).tolist() and both.archs == archs
     np.testing.assert_allclose(heavy.value("dss"), alone.value("dss")[:2], rtol=1e-6)
+
+
+def test_a_line_a_minute_where_no_bar_can_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lightning_tas.progress.EVERY", 0.0)  # a minute
+    given = [Architecture.vit(16, [1], [1]), Architecture.vit(16, [2], [1])]
+    build = {"img_size": 8, "patch_size": 4, "num_classes": 2}
+    tas.score_many(["params"], None, given, build=build, progress=True)
+    assert capsys.readouterr().err.splitlines() == [f"score: {n} of 2 networks after 0 min" for n in (1, 2)]
