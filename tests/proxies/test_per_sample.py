@@ -189,8 +189,9 @@ def inverse_variation_bounds(single: tuple[Tensor, ...], rounded: tuple[Tensor, 
     return float(low), float(high)
 
 
-# In this PiT one of two batches' differences is rounding at smaller weights.
-@pytest.mark.parametrize(("family", "scale"), [("autoformer", 0.1), ("autoprox_vit", 0.1), ("pit", 0.3)])
+# Scales at which no difference between two batches is near rounding, on any processor: the bounds are then far closer
+# than the last line asks for.
+@pytest.mark.parametrize(("family", "scale"), [("autoformer", 0.1), ("autoprox_vit", 0.1), ("pit", 0.15)])
 def test_zico(family: str, scale: float) -> None:
     net = network(family, scale)
     exact = list(zip(*gradients(net, "loss"), strict=True))
