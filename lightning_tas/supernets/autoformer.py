@@ -82,7 +82,7 @@ class ElasticViT(ElasticNetwork):
         """Images (B, C, H, W) to the first block's tokens (B, N, embed_dim)."""
         self.check_images(x)
         x = self.patch_embed(x, embed_dim)
-        x = torch.cat([self.cls_token[..., :embed_dim].expand(len(x), -1, -1), x], dim=1)  # (B, N, d)
+        x = torch.cat([self.cls_token[..., :embed_dim].expand(x.shape[0], -1, -1), x], dim=1)  # (B, N, d)
         if self.pos_embed is not None:
             x = x + self.pos_embed[..., :embed_dim]
         return F.dropout(x, self._options.drop_rate * embed_dim / self.embed_dim, self.training)

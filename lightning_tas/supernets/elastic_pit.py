@@ -122,7 +122,7 @@ class ElasticPiT(ElasticNetwork):
         if self.pos_embed is not None:
             x = x + self.pos_embed[:, :dim].flatten(2).transpose(1, 2)
         x = F.dropout(x, self._options.drop_rate * dim / self.sizes[0]["embed_dim"], self.training)
-        return torch.cat([self.cls_token[..., :dim].expand(len(x), -1, -1), x], dim=1)  # (B, N, C)
+        return torch.cat([self.cls_token[..., :dim].expand(x.shape[0], -1, -1), x], dim=1)  # (B, N, C)
 
     def steps(self, arch: Architecture) -> list[Step]:
         """The forward pass of `arch` from images up to the last block's tokens, step by step."""

@@ -151,7 +151,7 @@ class PoolingTransformer(StandaloneNetwork):
         if self.pos_embed is not None:
             x = x + self.pos_embed.flatten(2).transpose(1, 2)
         x = F.dropout(x, self.drop_rate, self.training)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)  # (B, N, C)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)  # (B, N, C)
         for s, stage in enumerate(self.stages):
             x = self.pools[s - 1](x) if s else x
             assert isinstance(stage, Stage)

@@ -106,7 +106,8 @@ def attention(
 
 
 def _relative(qkv: Tensor, keys: Tensor, values: Tensor, grid_size: tuple[int, int], dropout: float) -> Tensor:
-    index, member = slots(grid_size, qkv.device)
+    # Inside `torch.compile` and `torch.export` as a part of the graph: their tensors must not be kept for others.
+    index, member = (slots.__wrapped__ if torch.compiler.is_compiling() else slots)(grid_size, qkv.device)
     q, k, v = qkv.unbind(2)  # (B, N, H, D)
     batch, tokens, heads, _ = q.shape
     index = index[:, None].expand(batch, tokens, heads, -1)  # (B, N, H, S)

@@ -88,7 +88,7 @@ class VisionTransformer(StandaloneNetwork):
         """(B, C, H, W) to the tokens after the final norm, (B, N, d)."""
         self.check_images(x)
         x = self.patch_embed(x)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)  # (B, N, d)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)  # (B, N, d)
         if self.pos_embed is not None:
             x = x + self.pos_embed
         x = F.dropout(x, self.drop_rate, self.training)

@@ -53,6 +53,18 @@ def test_same_names_and_shapes_as_an_extracted_subnet(case: Any, options: Any) -
     assert torch.equal(again.eval()(x), sub(x))
 
 
+def test_one_export_serves_batches_of_every_size(case: Any) -> None:
+    """`torch.export`, which ONNX's exporter builds on, of a network as timm makes it that has never run before."""
+    sub = case.make(img_size=(20, 12)).subnet(case.mixed)  # a size that no other test has run
+    net = timm.create_model("tas_vit", arch=sub.arch.to_dict(), **sub.options).eval()
+    net.load_state_dict(sub.state_dict())
+    batches = [torch.randn(n, 3, 20, 12) for n in (2, 1, 6)]
+    exported = torch.export.export(net, (batches[0],), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    with torch.no_grad():
+        for x in batches:
+            torch.testing.assert_close(exported(x), net(x), rtol=1e-6, atol=1e-6)
+
+
 def test_fresh_weights_follow_the_seed_and_the_reference_rule() -> None:
     nets = []
     for seed in (0, 0, 1):
