@@ -112,7 +112,7 @@ def register_all() -> None:
     from lightning_tas.data.config import DataConfig, size_pair
     from lightning_tas.data.registry import ImageData
     from lightning_tas.data.registry import register as register_data
-    from lightning_tas.samplers import Preferred, Sampler
+    from lightning_tas.samplers import Sampler, Source, preferred
     from lightning_tas.samplers import register as register_sampler
 
     @register_data("benchmark_images")
@@ -122,8 +122,9 @@ def register_all() -> None:
         return ImageData(parts[0], parts[1], [str(index) for index in range(CLASSES)], size)
 
     @register_sampler("largest")
-    def largest(config: Any, space: Any, candidates: Any, seed: int) -> Sampler:
-        return Preferred([allocated(space.allocated)], seed)
+    def largest(config: Any, source: Source, seed: int) -> Sampler:
+        assert source.space is not None
+        return preferred([allocated(source.space.allocated)], seed)
 
 
 def allocated(sizes: Mapping[str, Any]) -> Architecture:

@@ -68,7 +68,7 @@ class PreferredSelection(Callback):
             raise UserError(f"resume: {self.path} is not the selection that the checkpoint was trained with")
         self.selection = Selection.from_dict(record)
         pl_module.set_candidates(self.selection)  # type: ignore[operator]  # SupernetModule's contract
-        rank_zero_info(f"PreNAS: training {len(self.selection.candidates)} preferred architectures")
+        rank_zero_info(f"PreNAS: {len(self.selection.candidates)} preferred architectures")
 
     def _record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         if self.path is not None and self.path.exists():

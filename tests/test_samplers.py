@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.samplers import (
     Sampler,
     SamplerConfig,
+    Source,
     balanced,
     build_sampler,
     names,
@@ -175,6 +179,19 @@ def test_repeated_candidates_count_once() -> None:
     assert preferred(LIST[:2] * 3).archs == tuple(LIST[:2])
 
 
+@pytest.mark.parametrize("name", ["uniform", "sandwich"])
+def test_every_sampler_draws_from_the_candidates_where_there_are_some(name: str) -> None:
+    """All of them and nothing else, unless `source` says the space: then they make no difference."""
+    for source in (None, "candidates"):
+        sampler = build_sampler(SamplerConfig(name, source=source), SPACE, LIST, 1)
+        assert sampler.archs == tuple(LIST)
+        assert {arch for step in range(100) for arch in sampler(step)} == set(LIST)
+    whole = build_sampler(SamplerConfig(name, source="space"), SPACE, LIST, 1)
+    assert whole.archs == ()
+    alone = build_sampler(SamplerConfig(name), SPACE, None, 1)
+    assert [whole(step) for step in range(20)] == [alone(step) for step in range(20)]
+
+
 def test_build_sampler() -> None:
     assert {"uniform", "sandwich", "preferred", "balanced"} <= set(names())
     for name, sampler in (
@@ -191,11 +208,19 @@ def test_build_sampler() -> None:
 
 def test_users_register_their_own() -> None:
     @register("test_largest_only")
-    def build(config: SamplerConfig, space: object, candidates: object, seed: int) -> Sampler:
-        return preferred([SPACE.largest()], seed)
+    def build(config: SamplerConfig, source: Source, seed: int) -> Sampler:
+        return preferred([source.ends()[0]], seed)
 
     assert "test_largest_only" in names()
-    assert build_sampler(SamplerConfig("test_largest_only"))(3) == [SPACE.largest()]
+    own = SamplerConfig("test_largest_only")
+    assert build_sampler(own, SPACE)(3) == [SPACE.largest()]
+    assert build_sampler(own, SPACE, LIST[:2])(3) == [LIST[1]]
+    assert build_sampler(replace(own, source="space"), SPACE, LIST[:2])(3) == [SPACE.largest()]
+    text = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(code, "docs/training.md", "exec"), {})
+    documented = build_sampler(SamplerConfig("largest_too"), SPACE, LIST)
+    assert isinstance(documented, Sampler) and LIST[-1] in documented(10) and len(documented(11)) == 1
     with pytest.raises(UserError, match="registered already"):
         register("uniform")(build)
 
@@ -203,12 +228,19 @@ def test_users_register_their_own() -> None:
 def test_mistakes() -> None:
     for name, space, candidates, message in (
         ("balance", SPACE, LIST, "Did you mean 'balanced'"),
-        ("balanced", SPACE, None, "needs the list of candidates"),
+        ("balanced", SPACE, None, "phases needs 'select'"),
         ("preferred", SPACE, [], "list of candidates is empty"),
-        ("uniform", None, LIST, "needs a space"),
+        ("uniform", None, None, "needs a space or a list"),
         ("sandwich", None, None, "needs a space or a list"),
     ):
         with pytest.raises(UserError, match=message):
             build_sampler(SamplerConfig(name), space, candidates)
+    for name, source, candidates, message in (
+        ("balanced", "space", LIST, "'space' is no list"),
+        ("uniform", "candidates", None, "phases needs 'select'"),
+        ("uniform", "candidate", LIST, "Did you mean 'candidates'"),
+    ):
+        with pytest.raises(UserError, match=rf"sampler\.source: .*{message}"):
+            build_sampler(SamplerConfig(name, source=source), SPACE, candidates)
     with pytest.raises(UserError, match=r"sampler\.middle"):
         sandwich(SPACE, middle=-1)

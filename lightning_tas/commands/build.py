@@ -23,7 +23,6 @@ from lightning_tas.launch.strategies import unused_semantics
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.trainer import world_size
 from lightning_tas.randomness import derive
-from lightning_tas.samplers import build_sampler
 from lightning_tas.search import Selection, cut_space
 from lightning_tas.spaces import SearchSpace, resolve_space
 from lightning_tas.supernets import ElasticNetwork
@@ -52,9 +51,14 @@ def space(config: Config) -> SearchSpace:
 
 
 def training_space(config: Config, selection: Selection | None) -> SearchSpace:
-    """The space that the supernet is built for: the recipe's, or cut to the candidates of `selection`."""
+    """The space that the supernet is built for: the recipe's, or cut to the candidates of `selection`.
+
+    It stays whole where all of it is trained (`sampler.source=space`).
+    """
     whole = space(config)
-    return cut_space(whole, selection.archs) if config.select.cut_supernet and selection is not None else whole
+    if selection is None or not config.select.cut_supernet or config.sampler.source == "space":
+        return whole
+    return cut_space(whole, selection.archs)
 
 
 @contextmanager
@@ -103,13 +107,11 @@ def global_batch(config: Config) -> int:
 
 
 def supernet_module(config: Config, source: TASDataModule, selection: Selection | None = None) -> SupernetModule:
-    """The Lightning module of supernet training; candidates arrive later where the sampler needs them."""
+    """The Lightning module of supernet training, with the candidates of the `selection` where one ran."""
     net = supernet(config, source, selection)
-    needs_candidates = config.sampler.name in ("preferred", "balanced")
-    sampler = None if needs_candidates else build_sampler(config.sampler, net.space, None, config.seed)
     module = SupernetModule(
         net,
-        sampler,
+        None,
         train_config(config),
         global_batch=global_batch(config),
         seed=config.seed,
@@ -117,6 +119,8 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
         class_names=source.class_names,
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
+    if selection is not None:
+        module.set_candidates(selection.candidates)
     return module
 
 

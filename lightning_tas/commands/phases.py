@@ -110,7 +110,7 @@ def supernet(context: Context) -> Outputs:
     config = context.config
     callbacks: list[Callback] = []
     selection = None
-    if config.sampler.name in ("preferred", "balanced"):
+    if "select" in config.phases:
         callbacks.append(
             PreferredSelection(config.select, config.seed, context.folder.selection, context.data.selection_batch)
         )
@@ -120,6 +120,7 @@ def supernet(context: Context) -> Outputs:
     if searching.inside_fit(config):
         callbacks.append(searching.callback(context))
     module = build.supernet_module(config, context.data, selection)
+    say(f"supernet: training {module.trained}")
     trainer = _fit(context, "supernet", module, callbacks)
     return _checkpoint_outputs(context, "supernet", trainer)
 
@@ -149,7 +150,13 @@ def measure(context: Context) -> Outputs:
     archs, scores = _measured_architectures(context, loaded)
     accuracies = _measure(context, net, dict(archs))
     networks = _specialised(context, net, archs, accuracies, scores)
-    _report(context, networks, {**outputs, "ema": loaded.ema}, net.state_dict(), time.monotonic() - began)
+    said = {"ema": loaded.ema, "trained": loaded.trained.to_dict() if loaded.trained is not None else None}
+    _report(context, networks, {**outputs, **said}, net.state_dict(), time.monotonic() - began)
+    if loaded.trained is not None:
+        warning = loaded.trained.warning(archs, [candidate.arch for candidate in loaded.candidates])
+        say(f"trained: {loaded.trained}")
+        if warning is not None:
+            rank_zero_warn(warning)
     return {"result": context.folder.result.name}
 
 
@@ -176,12 +183,6 @@ def check(config: Config) -> None:
     if places != sorted(places):
         ordered = [name for name in PHASES if name in config.phases]
         raise UserError(f"phases: {config.phases} is not valid; valid in this order: {ordered}")
-    needs = config.sampler.name in ("preferred", "balanced")
-    if needs and "supernet" in config.phases and "select" not in config.phases:
-        raise UserError(
-            f"sampler.name: {config.sampler.name!r} trains preferred architectures, so phases needs 'select' before "
-            f"'supernet'; it is {config.phases}"
-        )
     if "measure" in config.phases and "supernet" not in config.phases and config.ckpt is None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
     if "retrain" in config.phases and config.arch is None and not {"measure", "search"} & set(config.phases):
@@ -232,7 +233,7 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
         ],
         step,
         context.loggers,
-        find_unused=_may_leave_unused(module, config),
+        find_unused=_may_leave_unused(module),
     )
     with _matmul_precision(config.trainer.float32_matmul_precision):
         try:
@@ -246,15 +247,16 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
     return trainer
 
 
-def _may_leave_unused(module: ClassifierModule, config: Config) -> bool:
-    """Whether a step may leave parameters out: not a network alone, nor a sandwich as deep as its supernet.
+def _may_leave_unused(module: ClassifierModule) -> bool:
+    """Whether a step may leave parameters out: not a network alone, nor steps that all run every block there is.
 
     A space may allow no network that is deepest in every stage: then the largest leaves out some blocks, too.
     """
     if not isinstance(module, SupernetModule):
         return False
-    deepest = module.space.largest().depths == module.net.depths
-    return not (config.sampler.name == "sandwich" and deepest)
+    sampler = module.sampler
+    covers = getattr(sampler, "covers_all_parameters", False)
+    return not (covers and max(arch.depths for arch in sampler(0)) == module.net.depths)
 
 
 @contextlib.contextmanager
@@ -365,6 +367,7 @@ def _report(
         versions=provenance.versions(),
         git=provenance.git_revision(),
         training=outputs.get("training"),
+        trained=outputs.get("trained"),
         command=provenance.command(),
         run=folder.path.name,
         host=provenance.host(),

@@ -24,13 +24,14 @@ from lightning_tas.data import TASDataModule
 from lightning_tas.families import widths
 from lightning_tas.launch.trainer import world_size
 from lightning_tas.limits import span
+from lightning_tas.samplers import build_sampler
 from lightning_tas.search.objective import Objective
 from lightning_tas.search.strategy import build_strategy
 from lightning_tas.supernets import supernet as make_supernet
 
 # Forward counts once, backward twice: gradients of activations and of weights.
 TRAINING_OVER_FORWARD = 3
-SAMPLED = 200  # sub-networks drawn to estimate the mean cost of a uniform step
+SAMPLED = 200  # steps drawn to estimate the mean cost of one
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ def show(config: Config) -> None:
     if config.search.strategy is not None and {"search", "supernet"} & set(config.phases):
         say("\nsearch\n" + search_table(config, net))
     if "supernet" in config.phases:
-        preferred = archs if config.sampler.name in ("preferred", "balanced") else []
-        say("\nsupernet training\n" + budget_table(budget(config, data, net, preferred)))
+        say("\nsupernet training\n" + budget_table(budget(config, data, net, archs)))
     if "retrain" in config.phases:
         _show_winner(config, data, net)
 
@@ -105,7 +105,7 @@ def _show_winner(config: Config, data: TASDataModule, net: Any) -> None:
         alone = build.make_network(arch, **build.network_options(config, data))
     price = cost(arch, alone)
     say(f"\ntraining of the network found (here: a random one, {price.params / 1e6:.3f} M params)")
-    say(budget_table(_budget(config, data, alone, [arch], None)))
+    say(budget_table(_budget(config, data, alone, float(price.macs), None)))
 
 
 def _show_retrain(config: Config, data: TASDataModule) -> None:
@@ -114,7 +114,7 @@ def _show_retrain(config: Config, data: TASDataModule) -> None:
         net = build.make_network(arch, **build.network_options(config, data))
     price = cost(arch, net)
     say(f"recipe {config.recipe}: {label}, {price.params / 1e6:.3f} M params, {price.macs / 1e9:.4f} GMACs")
-    say(budget_table(_budget(config, data, net, [arch], None)))
+    say(budget_table(_budget(config, data, net, float(price.macs), None)))
 
 
 def space_table(net: Any) -> str:
@@ -129,28 +129,28 @@ def space_table(net: Any) -> str:
     return f"space {net.space.name}: {net.space.size():,} architectures; supernet {held / 1e6:.3f} M params\n{table}"
 
 
-def budget(config: Config, data: TASDataModule, net: Any, preferred: Sequence[Architecture]) -> Budget:
-    """Length, multiply-accumulates and memory of supernet training.
+def budget(config: Config, data: TASDataModule, net: Any, candidates: Sequence[Architecture]) -> Budget:
+    """Length, multiply-accumulates and memory of supernet training, by what the sampler draws in its first steps.
 
     Args:
         net: the supernet on the meta device.
-        preferred: the fixed list that is trained, empty where sub-networks are drawn from the whole space.
+        candidates: of the selection; empty where none ran.
     """
-    archs = list(preferred) or net.space.sample(seed=config.seed, n=SAMPLED)
-    largest = max(preferred, key=lambda arch: int(cost(arch, net).params)) if preferred else net.space.largest()
-    return _budget(config, data, net, archs, largest)
+    sampler = build_sampler(config.sampler, net.space, list(candidates) or None, config.seed)
+    drawn = [sampler(step) for step in range(SAMPLED)]
+    known = {arch: cost(arch, net) for arch in dict.fromkeys(arch for step in drawn for arch in step)}
+    macs = sum(float(known[arch].macs) for step in drawn for arch in step) / len(drawn)
+    largest = max(sampler.archs, key=lambda arch: int(cost(arch, net).params)) if sampler.archs else net.space.largest()
+    return _budget(config, data, net, macs, largest)
 
 
-def _budget(
-    config: Config, data: TASDataModule, net: Any, archs: Sequence[Architecture], largest: Architecture | None
-) -> Budget:
+def _budget(config: Config, data: TASDataModule, net: Any, macs: float, largest: Architecture | None) -> Budget:
+    """`macs`: forward, of all networks of a step, for one image."""
     found = facts(config, data)
-    mean = sum(float(cost(arch, net).macs) for arch in archs) / len(archs)
-    per_step = config.sampler.middle + 2 if config.sampler.name == "sandwich" else 1
     narrow = 2 if found.precision.startswith(("16", "bf16")) else 4
     memory = step_memory(net, largest, config.data.batch_size, narrow)
-    macs = TRAINING_OVER_FORWARD * mean * per_step * found.global_batch * found.steps
-    return Budget(found, found.steps / found.steps_per_epoch, macs, memory)
+    total = TRAINING_OVER_FORWARD * macs * found.global_batch * found.steps
+    return Budget(found, found.steps / found.steps_per_epoch, total, memory)
 
 
 def budget_table(found: Budget) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from typing import Any
 
 from lightning_tas.commands.config import Config
@@ -33,6 +34,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "select.norm": ("paper", "l1l1", "none"),
     "select.classes": ("sums", "counts"),
     "bench.images": ("gaussian", "data"),
+    "sampler.source": ("candidates", "space"),
+    "sampler.reduce": ("mean", "sum"),
     **searches.CHOICES,
 }
 # Key to the least value; None is always allowed where the type allows it.
@@ -94,7 +97,7 @@ def validate(config: Config) -> None:
     _phases(config)
     _loggers(config)
     _trainer(config)
-    _sampler(config.sampler.name)
+    _sampler(config)
     check_data(config.data)
     config.train.check()
     if config.train.compile and "supernet" in config.phases:
@@ -181,11 +184,17 @@ def _trainer(config: Config) -> None:
         )
 
 
-def _sampler(name: str) -> None:
+def _sampler(config: Config) -> None:
     from lightning_tas import samplers
 
-    if name not in samplers.names():
-        raise unknown("sampler.name", name, samplers.names())
+    if config.sampler.name not in samplers.names():
+        raise unknown("sampler.name", config.sampler.name, samplers.names())
+    if "supernet" in config.phases:
+        samplers.check_source(config.sampler, "select" in config.phases)
+        if config.sampler.source == "space" and config.select.cut_supernet:
+            warnings.warn(
+                "select.cut_supernet is ignored: sampler.source=space trains networks of the whole space", stacklevel=2
+            )
 
 
 def _select(config: Config) -> None:
@@ -194,11 +203,6 @@ def _select(config: Config) -> None:
         raise UserError(f"select.low: {select.low!r} is above select.high: {select.high!r}")
     if select.loss == "ce" and select.images != "data":
         raise UserError("select.loss: 'ce' needs labels; give select.images=data, or select.loss=logits")
-    if "select" in config.phases and config.sampler.name not in ("preferred", "balanced", "sandwich"):
-        raise UserError(
-            f"sampler.name: {config.sampler.name!r} would not use the selection that `phases` asks for; "
-            f"valid here: balanced, preferred, sandwich; or leave 'select' out of phases"
-        )
 
 
 def _scoring(config: Config) -> None:

@@ -22,6 +22,7 @@ from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticNetwork, NetOptions, load_weights, network, supernet
 from lightning_tas.training.entries import EMA, KEY
 from lightning_tas.training.sharded import read_checkpoint
+from lightning_tas.training.trained import Trained
 
 VERSION = 1
 PREFIX = "net."
@@ -32,11 +33,15 @@ Weights = Literal["auto", "ema", "live"]
 
 @dataclass(frozen=True)
 class LoadedSupernet:
-    """A trained supernet; `weights` is "ema" or "live", `report` the networks that training measured, by label."""
+    """A trained supernet; `weights` is "ema" or "live", `report` the networks that training measured, by label.
+
+    trained: which networks were trained; None in files of earlier versions.
+    """
 
     net: ElasticNetwork
     candidates: list[Candidate]
     report: dict[str, Architecture]
+    trained: Trained | None
     class_names: list[str] | None
     weights: str
     seed: int
@@ -104,6 +109,7 @@ def load_supernet(path: str | Path, weights: Weights = "auto") -> LoadedSupernet
         net=net.eval(),
         candidates=[Candidate.from_dict(candidate) for candidate in saved["candidates"]],
         report={label: Architecture.from_dict(arch) for label, arch in saved["report"].items()},
+        trained=Trained.from_dict(saved["trained"]) if "trained" in saved else None,
         class_names=saved["class_names"],
         weights=which,
         seed=saved["seed"],

@@ -145,7 +145,7 @@ class ClassifierModule(LightningModule):
         loss = self.mean_loss(images, targets, archs)
         self.note(loss, archs, batch_idx)
         self._log_step(loss, archs)
-        return loss
+        return loss * self.scale(archs)
 
     def note(self, loss: Tensor, archs: Sequence[Architecture | None], batch_idx: int) -> None:
         """Tell the guard about a batch; every `training_step` has to."""
@@ -157,6 +157,10 @@ class ClassifierModule(LightningModule):
         """Mean over `archs` of the loss on one batch, a scalar with its graph: what a step goes backward from."""
         losses = [self.criterion(self(images, arch), targets) for arch in archs]
         return torch.stack(losses).mean()
+
+    def scale(self, archs: Sequence[Architecture | None]) -> float:
+        """What the mean loss of a step is multiplied by for the backward pass; 1 leaves it as it is, to the bit."""
+        return 1.0
 
     def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in float32: soft targets (B, classes) as they are, class indices (B,) smoothed."""

@@ -1,8 +1,8 @@
 """Training a weight-sharing supernet: each step trains the architectures that a sampler gives for it.
 
-The loss of a step is the mean over its architectures, with one backward of their sum (right under DDP and ZeRO, and
-what PreNAS's "loss divided by the number of nets" and S3's sandwich ask for); `train.memory_lean` keeps the activations
-of one network at a time. Blocks that no architecture of a step uses get no gradient, or a gradient of zero: see
+The loss of a step is the mean over its architectures (PreNAS's "loss divided by the number of nets") or their sum (S3:
+`sampler.reduce`), with one backward (right under DDP and ZeRO); `train.memory_lean` keeps the activations of one
+network at a time. Blocks that no architecture of a step uses get no gradient, or a gradient of zero: see
 `train.unused`. Under ZeRO-3 a pass through them adds it.
 """
 
@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
-from lightning_tas.errors import UserError
-from lightning_tas.samplers import Sampler, SamplerConfig, build_sampler
+from lightning_tas.errors import UserError, unknown
+from lightning_tas.samplers import REDUCE, Sampler, SamplerConfig, build_sampler
 from lightning_tas.search import Candidate, candidate_labels
 from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticNetwork
@@ -26,6 +27,7 @@ from lightning_tas.training.checkpoint import initialise
 from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.lean import lean_mean
 from lightning_tas.training.module import ClassifierModule
+from lightning_tas.training.trained import Trained
 
 _MEMORY = 4096
 """Sizes of so many architectures are remembered: lists of candidates are short, draws from a space do not repeat."""
@@ -41,7 +43,7 @@ class SupernetModule(ClassifierModule):
         report: what validation measures, label to architecture; the default is the space's smallest, middle and
             largest, or all candidates.
         sampler_config: settings of the sampler where none is given; it draws from the candidates if
-            `set_candidates` has brought some, else from the space.
+            `set_candidates` has brought some, else from the space, or from what `source` says. `reduce` counts always.
 
     Logs ``train/loss``, ``train/lr``, ``train/params`` and ``val/<label>/{top1,top5,loss}``.
     """
@@ -65,6 +67,8 @@ class SupernetModule(ClassifierModule):
         self._given = sampler
         self._built: Sampler | None = None
         self._sampler_config = sampler_config if sampler_config is not None else SamplerConfig()
+        if self._sampler_config.reduce not in REDUCE:
+            raise unknown("sampler.reduce", self._sampler_config.reduce, REDUCE)
         self._report = dict(report) if report is not None else None
         self._sizes: dict[Architecture, int] = {}
         if train.from_checkpoint is not None:
@@ -86,9 +90,10 @@ class SupernetModule(ClassifierModule):
         return self._built
 
     def set_candidates(self, candidates: Sequence[Candidate]) -> None:
-        """Train and report these networks from now on; call it before training (a callback's `setup` hook).
+        """Report these networks from now on, and train them; call it before training (a callback's `setup` hook).
 
-        A sampler given to the constructor stays; one that follows from settings is built from the candidates.
+        A sampler given to the constructor stays; one that follows from settings is built from the candidates, unless
+        `source` is "space".
 
         Raises:
             UserError: there are none, or the supernet cannot hold one of them.
@@ -104,6 +109,15 @@ class SupernetModule(ClassifierModule):
     def architectures(self, step: int) -> list[Architecture]:
         return self.sampler(step)
 
+    @property
+    def trained(self) -> Trained:
+        """Which networks are trained."""
+        listed = getattr(self.sampler, "archs", ())
+        chosen = {candidate.arch for candidate in self.candidates}
+        source = "space" if not listed else "candidates" if chosen == set(listed) else "list"
+        name = self._sampler_config.name if self._given is None else type(self._given).__name__.lower()
+        return Trained(name, source, len(listed) or self.space.size(), self._sampler_config.reduce)
+
     def reported(self) -> Mapping[str, Architecture]:
         if self._report is None:
             self._report = space_labels(self.net)
@@ -111,6 +125,10 @@ class SupernetModule(ClassifierModule):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
+        chosen = [candidate.arch for candidate in self.candidates]
+        warning = self.trained.warning(self.reported(), chosen, getattr(self.sampler, "archs", ()))
+        if warning is not None:
+            rank_zero_warn(warning)
         if self._sharded and not hasattr(self.net, "touch"):
             raise UserError(
                 f"trainer.strategy: ZeRO-3 needs a supernet that gives unused parameters gradients of zero (a method "
@@ -128,6 +146,10 @@ class SupernetModule(ClassifierModule):
         loss = super().mean_loss(images, targets, ordered)
         # ZeRO-3 applies an earlier step's gradients again to parameters that get none.
         return loss + self.net.touch(ordered) if self._sharded else loss
+
+    def scale(self, archs: Sequence[Architecture | None]) -> float:
+        """What the mean loss of a step is multiplied by for the backward pass: `sampler.reduce`."""
+        return float(len(archs)) if self._sampler_config.reduce == "sum" else 1.0
 
     def _loss(self, images: Tensor, targets: Tensor, arch: Architecture) -> Tensor:
         return self.criterion(self(images, arch), targets)
@@ -152,6 +174,7 @@ class SupernetModule(ClassifierModule):
             "space": self.space.to_dict(),
             "model": dict(self.net.options),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "trained": self.trained.to_dict(),
             "report": {label: arch.to_dict() for label, arch in self.reported().items()},
         }
 
@@ -164,6 +187,9 @@ class SupernetModule(ClassifierModule):
         before = [entry["arch"] for entry in saved["candidates"]]
         if before != [candidate.arch.to_dict() for candidate in self.candidates]:
             raise UserError("resume: the checkpoint was trained on other candidates than the selection gives now")
+        trained = saved.get("trained")  # absent from older files
+        if trained is not None and Trained.from_dict(trained) != self.trained:
+            raise UserError(f"resume: the checkpoint trains {Trained.from_dict(trained)}, and now it is {self.trained}")
 
 
 def space_labels(net: ElasticNetwork) -> dict[str, Architecture]:

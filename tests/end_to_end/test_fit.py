@@ -9,15 +9,19 @@ import os
 import re
 import signal
 import time
+import warnings
 
 import pytest
 import torch
 
+from lightning_tas import samplers
 from lightning_tas.architecture import Architecture
 from lightning_tas.commands.entry import main
 from lightning_tas.launch.results import comparable
 from lightning_tas.launch.run_folder import RUN_VARIABLE
 from lightning_tas.search import Selection
+from lightning_tas.training.checkpoint import load_supernet
+from lightning_tas.training.supernet_module import SupernetModule
 
 from .conftest import arguments, command, result
 
@@ -46,6 +50,39 @@ def test_a_study_writes_the_promised_folder(whole, capsys):
         assert entry["metrics"]["samples"] == 360
     study = json.loads((whole / "study.json").read_text())
     assert [phase["status"] for phase in study["phases"]] == ["finished"] * 3
+
+
+@pytest.mark.parametrize(("name", "source"), [("sandwich", "null"), ("uniform", "space"), ("e2e_own", "candidates")])
+def test_what_is_trained_is_said_everywhere(fit, capsys, monkeypatch, name, source):
+    """The candidates by every sampler, unless the whole space is asked for: in steps, checkpoint, result and table."""
+    trained: set[Architecture] = set()
+    draw = SupernetModule.architectures
+
+    def spy(self, step):
+        trained.update(draw(self, step))
+        return draw(self, step)
+
+    monkeypatch.setattr(SupernetModule, "architectures", spy)
+    if name not in samplers.names():
+        samplers.register(name)(lambda config, source, seed: samplers.Uniform(source, seed + 1))
+    given = [f"sampler.name={name}", f"sampler.source={source}", "select.cut_supernet=true", "data.batch_size=16"]
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        status, folder = fit("run", *given, "trainer.max_epochs=1", "data.eval_batch_size=512")
+    assert status == 0
+    record, loaded = result(folder), load_supernet(folder / "phases" / "01-supernet" / "checkpoints" / "final.ckpt")
+    chosen = {Architecture.from_dict(entry["arch"]) for entry in record["architectures"]}
+    assert chosen == {c.arch for c in loaded.candidates} == set(loaded.report.values())
+    whole = source == "space"
+    assert loaded.trained is not None and (loaded.trained.sampler, loaded.trained.reduce) == (name, "mean")
+    assert loaded.trained.source == ("space" if whole else "candidates")
+    assert loaded.trained.networks == (loaded.net.space.size() if whole else len(chosen))
+    assert record["trained"] == loaded.trained.to_dict()
+    assert f"trained: {loaded.trained}" in capsys.readouterr().out
+    # 16 steps: of the candidates all have had a turn.
+    assert len(chosen) < 16 and (trained - chosen if whole else trained == chosen)
+    told = [str(one.message) for one in heard if "not what is trained" in str(one.message)]
+    assert len(told) == (2 if whole else 0)  # when training starts, and beside the table
 
 
 def test_a_finished_run_leaves_no_name_for_what_is_started_later(whole):

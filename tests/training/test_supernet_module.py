@@ -18,6 +18,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
 from lightning_tas.evaluator import evaluate
+from lightning_tas.samplers import SamplerConfig, preferred, sandwich
 from lightning_tas.search import Candidate
 from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import supernet
@@ -71,6 +72,41 @@ def test_gradient_of_a_sandwich_is_the_mean_of_separate_gradients(make_module: M
                 separate[name] += p.grad / len(archs)
     for name, grad in together.items():
         torch.testing.assert_close(grad, separate[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_summed_gradients_are_those_of_the_mean_times_the_networks(
+    make_module: Make, make_loader: Make, make_trainer: Make, lean: bool
+) -> None:
+    """`sampler.reduce`: what is logged is the mean loss either way."""
+    told = {}
+    for reduce in ("mean", "sum"):
+        module = make_module(
+            TrainConfig(memory_lean=lean), sampler_config=SamplerConfig("sandwich", middle=1, reduce=reduce)
+        )
+        trainer = make_trainer(max_epochs=1, limit_train_batches=1, log_every_n_steps=1)
+        trainer.fit(module, make_loader())
+        told[reduce] = trainer.callback_metrics
+    assert told["sum"]["train/loss"] == told["mean"]["train/loss"]
+    assert float(told["sum"]["train/grad_norm"]) == pytest.approx(3 * float(told["mean"]["train/grad_norm"]), rel=1e-5)
+    with pytest.raises(UserError, match=r"sampler\.reduce: 'avg'"):
+        make_module(sampler_config=SamplerConfig(reduce="avg"))
+
+
+def test_what_is_reported_and_not_trained_is_told(
+    make_module: Make, make_loader: Make, make_trainer: Make, space: SearchSpace
+) -> None:
+    chosen = [candidate(space.smallest()), candidate(space.largest(), 2000)]
+    for sampler, told in (
+        (SamplerConfig("uniform", source="space"), "2 of 2 networks that are reported .*whole space"),
+        (sandwich(space), "2 of 2 networks that are reported .*whole space"),
+        (preferred([space.smallest()]), "1 of 2 networks that are reported .2.00k. .*a list of networks .1."),
+    ):
+        given = isinstance(sampler, SamplerConfig)
+        module = make_module(sampler_config=sampler) if given else make_module(sampler=sampler)
+        module.set_candidates(chosen)
+        with pytest.warns(UserWarning, match=told):
+            make_trainer(max_epochs=1, limit_train_batches=1).fit(module, make_loader())
 
 
 def test_loss_is_smoothed_cross_entropy_or_soft_target_cross_entropy(make_module: Make, space: SearchSpace) -> None:
@@ -281,7 +317,7 @@ def test_candidates_that_cannot_be_trained(make_module: Make) -> None:
         module.set_candidates([])
     with pytest.raises(UserError, match="64"):
         module.set_candidates([candidate(Architecture.vit(64, [2], [2]))])
-    with pytest.raises(UserError, match="needs the list of candidates"):
+    with pytest.raises(UserError, match="phases needs 'select'"):
         module.architectures(0)
 
 
