@@ -7,7 +7,6 @@ whose name ends in "acc" or begins with "top1" is an accuracy [%].
 
 from __future__ import annotations
 
-import json
 import math
 import numbers
 import re
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, nearest, unknown
+from lightning_tas.reading import parse_json, read_text
 
 KEY = "bench.path"
 TORCH_SUFFIXES = (".pth", ".pt", ".bin")
@@ -116,8 +116,8 @@ def _load(path: Path) -> Any:
             reason = inner[1].strip() if inner else text.partition("\n")[0]
             raise UserError(f"{KEY}: {str(path)!r} cannot be read with weights_only=True ({reason})") from None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        return parse_json(read_text(path, KEY), "it")
+    except UserError as error:
         raise UserError(f"{KEY}: {str(path)!r} is neither JSON nor a .pth file ({error})") from None
 
 

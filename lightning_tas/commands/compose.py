@@ -27,6 +27,7 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError, absent
 from lightning_tas.launch import environment
+from lightning_tas.reading import check_argument
 from lightning_tas.search.config import LIMITED
 
 # Paths and names: taken as typed, where Hydra's grammar would need quotes around spaces, '=' or brackets.
@@ -123,6 +124,7 @@ def parse(argument: str) -> Setting:
     schema.check_key(key)
     if key in VERBATIM or (key in VERBATIM_OR_MAPPING and not value.startswith("{")):
         return _verbatim(key, value)
+    check_argument(argument)
     try:
         parsed = OverridesParser.create().parse_override(argument)
     except HydraException as error:
@@ -194,7 +196,7 @@ def _repeated(path: Path, key: str) -> recipes.Recipe:
     path = path / "config.yaml" if path.is_dir() else path
     if not path.is_file():
         raise absent(key, path, "give the config.yaml of a run, or its folder")
-    values = recipes.read(path, str(path))
+    values = recipes.read(path, str(path), key)
     label = str(values.get("recipe") or "")
     return _without(recipes.Recipe(label, str(path), values, (), repeated=True), NOT_REPEATED)
 
@@ -221,6 +223,8 @@ def _compose(base: recipes.Recipe, settings: Sequence[Setting], found: search_ke
     try:
         with initialize(config_path=None, version_base="1.3"):
             composed = compose("config", [setting.text for setting in settings if setting not in free + own])
+        beside = [found.options, *(setting.value for setting in free)]
+        recipes.check_interpolations([OmegaConf.to_container(composed), beside], base.origin or "command line")
         tree = OmegaConf.merge(OmegaConf.structured(Config), composed)
         assert isinstance(tree, DictConfig)
         # Hydra would merge `space={...}` into the recipe's and refuse what that one lacks: here it is the whole space.

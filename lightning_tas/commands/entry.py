@@ -15,6 +15,7 @@ from lightning_tas.launch.early import drop_save_signal, hold_save_signal
 
 HELP = ("-h", "--help", "help")
 SWEEP = ("-m", "--multirun")
+LONGEST_MESSAGE = 4000
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
@@ -81,6 +82,8 @@ def _wait_politely() -> None:
 
 def _end(command: str, error: BaseException, message: str, status: int) -> int:
     sys.stdout.flush()
+    if len(message) > LONGEST_MESSAGE:  # it quotes a value, and values may be as large as files
+        message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
     if group.speaks(error):
         sys.stderr.write(f"lightning_tas.{command}: {message}\n")
         sys.stderr.flush()

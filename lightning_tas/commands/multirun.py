@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -36,6 +35,7 @@ from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import environment
 from lightning_tas.launch.files import make_folder, write_json
 from lightning_tas.launch.run_folder import RUN_VARIABLE, RunFolder
+from lightning_tas.reading import check_argument, read_json
 
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.")
 SWEEPS = "sweeps"
@@ -137,6 +137,7 @@ def split(argument: str) -> list[str]:
         values = _pieces(value)
     else:
         try:
+            check_argument(argument)
             parsed = OverridesParser.create().parse_override(argument)
             if not parsed.is_sweep_override():
                 return [argument]
@@ -217,7 +218,7 @@ def _variables(sys_argv: list[str], **environ: str) -> Iterator[None]:
 def work(config: DictConfig) -> int:
     """Run one job, wherever Hydra's launcher has brought us; leave its exit status in the sweep's folder."""
     place, number = Path(config.folder), int(config.job)
-    jobs: dict[str, Any] = json.loads((place / "jobs.json").read_text())
+    jobs: dict[str, Any] = read_json(place / "jobs.json")
     given = {key: value for key, value in os.environ.items() if key not in (RUN_VARIABLE, "HYDRA_FULL_ERROR")}
     # A session of its own: it gets the signals that we pass on, each of them once, and all of its processes do.
     process = subprocess.Popen(jobs["commands"][number], cwd=jobs["cwd"], env=given, start_new_session=True)
@@ -284,7 +285,7 @@ def _write_status(place: Path, number: int, status: int) -> None:
 
 def _status(place: Path, number: int) -> int | None:
     path = _status_file(place, number)
-    return int(json.loads(path.read_text())["status"]) if path.exists() else None
+    return int(read_json(path)["status"]) if path.exists() else None
 
 
 def _summary(jobs: Sequence[Job], statuses: Sequence[int | None]) -> str:

@@ -10,17 +10,18 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.reading import parse_yaml, read_text
 
 GROUP = "recipe"
 # Values that an heir gives anew and never in part: a space of its own must not keep keys of the inherited one.
 WHOLE = ("space", "arch")
 _SUFFIXES = (".yaml", ".yml")
+MAX_RESOLVED = 200_000  # values that interpolations may stand for: some seconds of OmegaConf's time
 
 
 @dataclass(frozen=True)
@@ -100,23 +101,42 @@ def register(recipe: Recipe) -> list[str]:
     return names
 
 
-def read(source: Traversable, origin: str) -> dict[str, Any]:
-    """The mapping that a recipe or configuration file holds; `origin` names it in messages."""
-    try:
-        text = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{origin} cannot be read: {error}") from None
-    # OmegaConf's reader: 5e-4 is a number (YAML 1.1 says string), and a key given twice is refused.
-    try:
-        made: Any = OmegaConf.create(text)
-        values = OmegaConf.to_container(made) if OmegaConf.is_config(made) else made
-    except AssertionError:  # OmegaConf's answer to a lone number
-        values = None
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
+def read(source: Traversable, origin: str, key: str = GROUP) -> dict[str, Any]:
+    """The mapping that a recipe or configuration file holds, which was given as `key`; `origin` names it in messages.
+
+    Raises:
+        UserError: it cannot be read, or holds no mapping, or what OmegaConf refuses.
+    """
+    values = parse_yaml(read_text(source, key), origin)
+    if not values:
+        raise UserError(f"{origin} holds no settings; write keys and values, as `data: {{name: digits}}`")
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{origin} must be a mapping of keys to values, as `data: {{name: digits}}`")
+    check_interpolations(values, origin)
+    try:
+        OmegaConf.create(values)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{origin}: {' '.join(str(error).split())}") from None
     return {str(key): value for key, value in values.items()}
+
+
+def check_interpolations(values: Any, origin: str) -> None:
+    """Refuse what ``${...}`` could blow up: one that leads to others stands for a value as large as all of them.
+
+    n of them in a chain, several side by side in each link, are resolved at most 3^(n/3) times.
+    """
+    number = weight = 0
+    left = [values]
+    while left:
+        one = left.pop()
+        weight += 1
+        if isinstance(one, (dict, list)):
+            left += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, str):
+            number += one.count("${")
+            weight += len(one) // 100
+    if number and (number > 100 or weight * 3 ** (number / 3) > MAX_RESOLVED):
+        raise UserError(f"{origin}: {number} interpolations (${{...}}) are too many; write values out")
 
 
 def _parents(defaults: Any, origin: str) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tas.errors import UserError
+from lightning_tas.reading import read_json as read_json
 
 
 def make_folder(path: Path, key: str = "output_dir") -> Path:
@@ -76,16 +77,3 @@ def write_text(path: Path | str, text: str) -> Path:
 def write_json(path: Path | str, value: Any) -> Path:
     """Write `value` as indented JSON, atomically. NaN and infinity are refused: JSON has none."""
     return write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def read_json(path: Path | str, key: str = "file") -> Any:
-    """Read a JSON file that a user named under `key`; UserError when it is missing or not JSON."""
-    path = Path(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{key}: {str(path)!r} does not exist") from None
-    except IsADirectoryError:
-        raise UserError(f"{key}: {str(path)!r} is a folder, expected a JSON file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{key}: {str(path)!r} is not valid JSON ({error})") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import secrets
@@ -26,7 +25,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
-from lightning_tas.launch.files import write_json
+from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.wandb_server import obstacle
 from lightning_tas.launch.wandb_shows import MEASURED, Shows
@@ -97,7 +96,7 @@ class WandbRun(Shows):
         return self.files / "run.json"
 
     def _kept(self) -> dict[str, Any]:
-        return dict(json.loads(self._record.read_text(encoding="utf-8"))) if self._record.exists() else {}
+        return dict(read_json(self._record, "logger")) if self._record.exists() else {}
 
     @property
     def _name(self) -> str:

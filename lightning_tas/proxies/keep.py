@@ -25,6 +25,7 @@ from lightning_tas.proxies.stream import (
     writing,
 )
 from lightning_tas.proxies.table import Gatherer, Row, Scores
+from lightning_tas.reading import read_json
 
 
 class Keeper(Protocol):
@@ -279,7 +280,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _settings(beside: Path) -> dict[str, Any] | None:
     """What was written there; None where nothing of the kind can be read."""
     try:
-        found = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(beside)
+    except UserError:
         return None
     return found if isinstance(found, dict) else None

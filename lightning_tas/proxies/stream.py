@@ -30,6 +30,7 @@ from lightning_tas.launch import files
 from lightning_tas.launch.files import write_atomically
 from lightning_tas.proxies.score import Score
 from lightning_tas.proxies.table import Row
+from lightning_tas.reading import parse_json
 
 FIXED = ("place", "id", "arch", "params", "macs")
 FIELDS = (".value", ".valid", ".reason", ".seconds", ".extras")
@@ -174,7 +175,7 @@ class ScoreFile:
         """`UserError` unless all its numbers can be read."""
         self.scores(line)
         with self.intact(line.number):
-            json.loads(line.fields[2])
+            parse_json(line.fields[2], "arch")
 
     def scores(self, line: Line) -> tuple[int, int, dict[str, Score]]:
         """Params, macs and the scores of one network."""
@@ -187,7 +188,7 @@ class ScoreFile:
     def arch(self, line: Line) -> Architecture:
         """One network."""
         with self.intact(line.number):
-            return Architecture.from_dict(json.loads(line.fields[2]))
+            return Architecture.from_dict(parse_json(line.fields[2], "arch"))
 
     def ordered(self) -> bool:
         """Whether its lines are in the order of places, each place once."""
@@ -387,6 +388,6 @@ def _scores(record: Sequence[str], names: Sequence[str]) -> dict[str, Score]:
     for number, name in enumerate(names):
         start = len(FIXED) + len(FIELDS) * number
         value, valid, reason, seconds, extras = record[start : start + len(FIELDS)]
-        raw = {key: float(one) for key, one in json.loads(extras).items()}
+        raw = {key: float(one) for key, one in parse_json(extras, "extras").items()}
         found[name] = Score(float(value), (), ("0", "1").index(valid) == 1, reason, float(seconds), raw)
     return found

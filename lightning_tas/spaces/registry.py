@@ -9,9 +9,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.reading import read_data
 from lightning_tas.spaces.plain import isotropic
 from lightning_tas.spaces.searchspace import SearchSpace
 
@@ -96,10 +95,7 @@ def _looks_like_path(source: object) -> bool:
 def _from_file(path: Path) -> SearchSpace:
     if not path.is_file():
         raise UserError(f"space: no file {str(path)!r}; registered names are {', '.join(space_names())}")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except yaml.YAMLError as error:
-        raise UserError(f"space: {str(path)!r} is not YAML: {error}") from error
+    data = read_data(path, "space")
     if not isinstance(data, Mapping):
         raise UserError(f"space: {str(path)!r} must hold a mapping, got {type(data).__name__}")
     file = path.resolve()

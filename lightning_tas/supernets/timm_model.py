@@ -7,7 +7,6 @@ After importing this package, ``timm.create_model("tas_vit", arch=...)`` builds 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.families import RULES
+from lightning_tas.reading import parse_json, read_json
 from lightning_tas.supernets.checkpoints import adapt_weights
 from lightning_tas.supernets.config import NetOptions
 from lightning_tas.supernets.image_network import describe
@@ -41,11 +41,9 @@ def read_arch(arch: Architecture | Mapping[str, Any] | str | Path) -> Architectu
         if not text.lstrip().startswith("{"):
             if not Path(text).is_file():
                 raise UserError(f"arch: {text!r} is neither JSON text nor a file")
-            text = Path(text).read_text(encoding="utf-8")
-        try:
-            arch = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"arch: not JSON ({error})") from error
+            arch = read_json(text, "arch")
+        else:
+            arch = parse_json(text, "arch: the text")
     if not isinstance(arch, Mapping):
         raise UserError(f"arch: expected a mapping, got {type(arch).__name__}")
     return Architecture.from_dict(arch["arch"] if isinstance(arch.get("arch"), Mapping) else arch)

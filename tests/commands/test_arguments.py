@@ -241,6 +241,7 @@ def test_a_users_file_inherits(tmp_path: Path) -> None:
         ("data: {name: digits\n", ["mine.yaml is not valid YAML"]),
         ("seed: 1\nseed: 2\n", ["mine.yaml is not valid YAML", "seed"]),
         ("- seed\n", ["mine.yaml must be a mapping"]),
+        ("# nothing yet\n", ["mine.yaml holds no settings"]),
         ("train: {lr: '${train.nothing}'}", ["train.lr", "nothing"]),
         ("sampler: {name: balancd}", ["sampler.name: 'balancd'"]),
     ],

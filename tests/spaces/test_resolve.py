@@ -94,7 +94,7 @@ def test_mistakes_name_the_key_and_the_nearest(source: Any, overrides: dict[str,
         resolve_space(source, **overrides)
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "must hold a mapping, got list")])
+@pytest.mark.parametrize(("text", "message"), [("a: [", "is not valid YAML"), ("- 1", "must hold a mapping, got list")])
 def test_broken_files(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "space.yaml").write_text(text)
     with pytest.raises(UserError, match=message):

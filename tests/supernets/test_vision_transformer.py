@@ -192,7 +192,7 @@ def test_architecture_as_text_file_or_mapping(tmp_path: Path) -> None:
         assert read_arch(form) == ARCH
     net: Any = timm.create_model("tas_vit", arch=json.dumps(ARCH.to_dict()), global_pool="token", **BUILD)
     assert net.arch == ARCH and net.options["pool"] == "token"
-    wrong: list[tuple[Any, str]] = [("nowhere.json", "nor a file"), ("{", "not JSON"), (3, "expected a mapping")]
+    wrong: list[tuple[Any, str]] = [("nowhere.json", "nor a file"), ("{", "not valid JSON"), (3, "expected a mapping")]
     for bad, message in wrong:
         with pytest.raises(tas.UserError, match=message):
             read_arch(bad)
