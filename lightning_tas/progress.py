@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 EVERY = 60.0
@@ -50,3 +51,21 @@ class Progress:
         """Remove the bar, also where the work has failed."""
         if self._bar is not None:
             self._bar.close()
+
+
+@contextmanager
+def beside_bars() -> Iterator[None]:
+    """What is written inside starts on a line of its own; bars are drawn anew below it."""
+    tqdm = sys.modules.get("tqdm.std")
+    if tqdm is None:
+        yield
+        return
+    with tqdm.tqdm.external_write_mode():
+        yield
+
+
+def end_bars() -> None:
+    """Close all bars, also Lightning's: what is written next is the last word."""
+    tqdm = sys.modules.get("tqdm.std")
+    for bar in list(tqdm.tqdm._instances) if tqdm is not None else ():
+        bar.close()

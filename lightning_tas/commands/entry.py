@@ -7,11 +7,14 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
 from lightning_tas.launch.early import drop_save_signal, hold_save_signal
+from lightning_tas.progress import beside_bars, end_bars
 
 HELP = ("-h", "--help", "help")
 SWEEP = ("-m", "--multirun")
@@ -27,7 +30,9 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(text(command))
         return 0
+    plainly = warnings.showwarning
     try:
+        warnings.showwarning = partial(_beside_bars, plainly)
         _one_voice()
         if command in ("fit", "search"):
             hold_save_signal()
@@ -42,6 +47,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         return _end(command, interrupt, "interrupted", group.INTERRUPTED)
     finally:
+        warnings.showwarning = plainly
         group.leave()
         drop_save_signal()
 
@@ -70,6 +76,12 @@ def _one_voice() -> None:
     logging.disable(logging.WARNING)
 
 
+def _beside_bars(show: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """A warning on a line of its own, not at the end of a progress bar."""
+    with beside_bars():
+        show(*args, **kwargs)
+
+
 def _wait_politely() -> None:
     """Let OpenMP threads sleep while they wait, unless the user has said otherwise; heeded if torch is not loaded yet.
 
@@ -81,6 +93,7 @@ def _wait_politely() -> None:
 
 
 def _end(command: str, error: BaseException, message: str, status: int) -> int:
+    end_bars()
     sys.stdout.flush()
     if len(message) > LONGEST_MESSAGE:  # it quotes a value, and values may be as large as files
         message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"

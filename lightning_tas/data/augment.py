@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lightning_tas.data.config import DataConfig
 from lightning_tas.data.draws import preserved, seeded, uniforms
+from lightning_tas.data.pixels import to_mode
 from lightning_tas.errors import UserError
 
 _DRAWS = 3  # crop top, crop left, flip
@@ -42,6 +43,7 @@ class Pipeline:
         train: bool,
     ) -> None:
         self.size, self.in_chans, self.train, self.crop = size, in_chans, train, config.crop
+        self.exif = config.exif
         self.hflip = config.hflip if train else 0.0
         self.interpolation = "bicubic" if config.interpolation == "random" else config.interpolation
         self.mean = torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)
@@ -110,7 +112,7 @@ class Pipeline:
         """
         top, left, flip = uniforms(np.asarray([seed], dtype=np.uint64), _DRAWS)[0]
         seeded(seed)
-        picture = as_picture(image, self.in_chans)
+        picture = as_picture(image, self.in_chans, self.exif)
         if self.resized_crop is not None:
             picture = self.resized_crop(picture)
         else:
@@ -196,8 +198,8 @@ def _offset(draw: Any, padding: int) -> Any:
     return int(offset) if np.ndim(offset) == 0 else offset
 
 
-def as_picture(image: Any, in_chans: int) -> Any:
-    """A PIL image of 1 or 3 channels; any other number of channels stays a uint8 tensor (C, H, W)."""
+def as_picture(image: Any, in_chans: int, exif: bool = True) -> Any:
+    """A PIL image of mode L or RGB; any other number of channels stays a uint8 tensor (C, H, W)."""
     if isinstance(image, np.ndarray):
         image = torch.from_numpy(np.ascontiguousarray(image[None] if image.ndim == 2 else np.moveaxis(image, 2, 0)))
     if isinstance(image, Tensor):
@@ -210,8 +212,7 @@ def as_picture(image: Any, in_chans: int) -> Any:
         image = tvf.to_pil_image(image)
     if in_chans not in (1, 3):
         raise UserError(f"data.in_chans={in_chans}, but the images are of mode {image.mode}")
-    mode = "L" if in_chans == 1 else "RGB"
-    return image if image.mode == mode else image.convert(mode)
+    return to_mode(image, "L" if in_chans == 1 else "RGB", exif)
 
 
 def as_tensor(picture: Any) -> Tensor:

@@ -28,6 +28,8 @@ class DataConfig:
     name: str = "digits"  # digits, synthetic, fashion_mnist, imagenet, folder, ..., MODULE:FUNCTION; timm: hfds/..
     root: str | None = None  # folder (or tar file) of the data; not needed by digits and synthetic
     download: bool = False  # let torchvision fetch what is missing into root
+    cache_dir: str | None = None  # where lists of large image folders are kept; null: ~/.cache/lightning_tas
+    exif: bool = True  # turn photographs upright as their EXIF orientation says
     batch_size: int = 128  # per process
     eval_batch_size: int | None = None  # None: batch_size
     num_workers: int = 0

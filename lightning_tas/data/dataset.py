@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from lightning_tas.data.augment import Pipeline, as_picture, as_tensor
 from lightning_tas.data.draws import preserved, sample_seeds
-from lightning_tas.data.registry import ArrayImages
+from lightning_tas.data.registry import ArrayImages, name_of
 from lightning_tas.data.sampling import PADDING
 from lightning_tas.errors import UserError
 
@@ -71,16 +71,23 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
     def _sample(self, index: int, seed: int) -> tuple[Tensor, int]:
         if index == PADDING:
             return self._black().expand(-1, *self.pipeline.size), PADDING
+        picture, target = self.read(index)
+        return self.pipeline.item(picture, seed), target
+
+    def read(self, index: int) -> tuple[Any, int]:
+        """Picture (PIL of mode L or RGB, or a uint8 tensor) and class; UserError that names the file of a bad image."""
         try:
             image, target = self.source[index]
-            return self.pipeline.item(image, seed), int(target)
-        except (OSError, SyntaxError) as error:  # what PIL raises: not an image, cut off, damaged, gone
-            raise UserError(f"data.root: image {self._name(index)} cannot be read: {error}") from error
+            return as_picture(image, self.pipeline.in_chans, self.pipeline.exif), int(target)
+        except UserError:  # the settings do not fit
+            raise
+        except Exception as error:  # of all kinds: SyntaxError, struct.error, DecompressionBombError, ...
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"data.root: image {self._name(index)} cannot be read: {reason}") from error
 
     def _name(self, index: int) -> str:
-        """The file of an image where the data set keeps a list, else its number."""
-        samples = getattr(self.source, "samples", None)
-        return repr(str(samples[index][0])) if samples is not None else f"number {index}"
+        """The file of an image where the data set knows it, else its number."""
+        return name_of(self.source, index) or f"number {index}"
 
     def _black(self) -> Tensor:
         return self.pipeline.normalise(torch.zeros(self.pipeline.in_chans, 1, 1, dtype=torch.uint8))

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import ConcatDataset
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset
 
 from lightning_tas.data.arrays import missing
 from lightning_tas.data.config import DataConfig
-from lightning_tas.data.registry import IMAGENET_MEAN, IMAGENET_STD, Facts, ImageData, class_names_of, register
-from lightning_tas.data.shards import ShardImages
+from lightning_tas.data.index import class_folders, hidden, tars_in
+from lightning_tas.data.registry import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Facts,
+    ImageData,
+    class_names_of,
+    has_class_names,
+    register,
+)
+from lightning_tas.data.stored import StoredImages, read, shards_in
 from lightning_tas.errors import UserError
 
 # ---- Flowers-102 -----------------------------------------------------------------------------------------------------
@@ -45,30 +56,33 @@ def folder(config: DataConfig) -> ImageData:
     """A folder per class under train/, and under test/ or val/.
 
     With test/ and val/ both there, val/ is the search-validation split and nothing is held out of train/. Classes are
-    the folders of train/, in alphabetical order; other splits must not have others.
+    the folders of train/, ordered as strings; other splits must not have others.
     """
-    from torchvision.datasets import ImageFolder
-
     expected = "train/CLASS/*.jpg and test/CLASS/*.jpg or val/CLASS/*.jpg (also png, webp, ...) in data.root"
     get = "one folder of images for each class; data.root=FOLDER"
     root = Path(config.root) if config.root is not None else None
     found = [s for s in ("train", "val", "test") if root is not None and (root / s).is_dir()]
     if root is None or "train" not in found or len(found) < 2:
         raise missing(config, expected, get)
-    splits = {}
-    for split in found:
-        try:
-            splits[split] = ImageFolder(str(root / split), allow_empty=True)
-        except FileNotFoundError as error:  # no class folders
-            raise missing(config, expected, get) from error
+    if not class_folders(root / "train"):
+        raise missing(config, expected, get)
+    _beside(root, found)
+    splits = {split: read(root / split, "folders", (), config) for split in found}
     classes = splits["train"].classes
     for split, dataset in splits.items():
         _same_classes(root / split, dataset.classes, classes)
-        if len(dataset) == 0:
-            raise UserError(f"data.root: no images in {root / split}; expected: {expected}")
     test = splits.get("test", splits.get("val"))
     val = splits["val"] if len(splits) == 3 else None
-    return ImageData(splits["train"], test, list(classes), val=val)  # type: ignore[arg-type]
+    assert test is not None
+    return ImageData(splits["train"], test, list(classes), val=val)
+
+
+def _beside(root: Path, used: list[str]) -> None:
+    """Say what else lies in `root`."""
+    others = [name for name in sorted(os.listdir(root)) if name not in used and not hidden(name)]
+    if others:
+        shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
+        warnings.warn(f"data.root: not used of {root}: {len(others)} beside {', '.join(used)} ({shown})", stacklevel=3)
 
 
 def _same_classes(where: Path | str, found: list[str], wanted: list[str]) -> None:
@@ -95,31 +109,27 @@ def imagenet(config: DataConfig) -> ImageData:
     if config.root is None or not Path(config.root).is_dir():
         raise missing(config, _IMAGENET_EXPECTED, _IMAGENET_GET)
     train, val = (_imagenet_split(config, split) for split in ("train", "val"))
-    names = class_names_of(train)
-    _same_classes(config.root, class_names_of(val), names)
-    return ImageData(train, val, names)
+    _same_classes(config.root, val.classes, train.classes)
+    return ImageData(train, val, train.classes, named=train.index.named)
 
 
-def _imagenet_split(config: DataConfig, split: str) -> Any:
-    """timm's data set of one split, from whichever layout is there."""
-    from timm.data import ImageDataset, create_dataset
-    from timm.data.readers.reader_image_in_tar import ReaderImageInTar
-
+def _imagenet_split(config: DataConfig, split: str) -> StoredImages:
+    """One split, from whichever layout is there."""
     root = Path(config.root or "")
     synonyms = ["train", "training"] if split == "train" else ["val", "validation", "valid"]
     for name in synonyms:
         place = root / name
-        if place.is_dir() and any(entry.is_dir() for entry in os.scandir(place)):
-            return create_dataset("", root=str(place), search_split=False)
-        # Open tar files are not kept: worker processes would share the file position.
-        if place.is_dir() and any(place.glob("*.tar")):
-            shards = ShardImages.find(place, "*")
-            return shards or ImageDataset(str(place), reader=ReaderImageInTar(str(place), cache_tarfiles=False))
+        if place.is_dir():
+            if class_folders(place):
+                return read(place, "folders", (), config)
+            if shards := shards_in(place, "*"):
+                return read(place, "shards", shards, config)
+            if tars := tars_in(place):
+                return read(place, "class tars", tars, config)
         if place.with_suffix(".tar").is_file():
-            return create_dataset("", root=str(place.with_suffix(".tar")), search_split=False, cache_tarfiles=False)
-        shards = ShardImages.find(root, f"*{name}*")
-        if shards is not None:
-            return shards
+            return read(root, "one tar", (f"{name}.tar",), config)
+        if shards := shards_in(root, f"*{name}*"):
+            return read(root, "shards", shards, config)
     raise missing(config, _IMAGENET_EXPECTED, _IMAGENET_GET)
 
 
@@ -132,36 +142,53 @@ def from_timm(config: DataConfig) -> ImageData:
     """`torch/NAME` and `hfds/NAME` through `timm.data.create_dataset`: splits train and validation."""
     from timm.data import create_dataset
 
-    mode = "L" if config.in_chans == 1 else "RGB"
     try:
         train, test = (
-            create_dataset(config.name, config.root, split, download=config.download, input_img_mode=mode)
+            _as_opened(create_dataset(config.name, config.root, split, download=config.download))
             for split in ("train", "validation")
         )
     except (ImportError, RuntimeError, AssertionError, ValueError, OSError) as error:
         raise missing(
             config, f"what timm.data.create_dataset({config.name!r}) reads ({error})", "see timm's documentation"
         ) from error
-    return ImageData(train, test, class_names_of(train))
+    return ImageData(train, test, class_names_of(train), named=has_class_names(train))
+
+
+def _as_opened(dataset: Any) -> Any:
+    """The data set with pictures as Pillow opens them: torchvision's folders and timm turn 16 bits white."""
+    if hasattr(dataset, "loader"):
+        dataset.loader = Image.open
+    return _Read(dataset.reader) if hasattr(dataset, "reader") else dataset
+
+
+class _Read(Dataset[tuple[Image.Image, int]]):
+    """What a reader of timm's gives. Its own data set leaves out what cannot be read, and takes the next for it."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        image, target = self.reader[index][:2]
+        return Image.open(image), int(target)
 
 
 @register("wds/")
 def webdataset(config: DataConfig) -> ImageData:
     """`wds/NAME`: webdataset shards `*train*.tar` and `*val*.tar` (or `*test*.tar`) in `data.root`, random access."""
     expected = "uncompressed shards *train*.tar and *val*.tar or *test*.tar with .jpg (or .png, ...) and .cls members"
-    train = test = None
-    if config.root is not None and Path(config.root).is_dir():
-        root = Path(config.root)
-        train = ShardImages.find(root, "*train*")
-        test = ShardImages.find(root, "*val*") or ShardImages.find(root, "*test*")
-    if train is None or test is None:
+    root = Path(config.root or "")
+    train = shards_in(root, "*train*") if config.root is not None else []
+    test = (shards_in(root, "*val*") or shards_in(root, "*test*")) if train else []
+    if not train or not test:
         raise missing(config, expected, "write them with webdataset's ShardWriter and set data.root=FOLDER")
-    names = class_names_of(train)
-    if max(test.targets) >= len(names):
-        raise UserError(
-            f"data.root: {config.root} has test class {max(test.targets)}, training ends at {len(names) - 1}"
-        )
-    return ImageData(train, test, names)
+    parts = [read(root, "shards", shards, config) for shards in (train, test)]
+    names, last = parts[0].classes, len(parts[1].classes) - 1
+    if last >= len(names):
+        raise UserError(f"data.root: {config.root} has test class {last}, training ends at {len(names) - 1}")
+    return ImageData(parts[0], parts[1], names, named=False)
 
 
 @register("tfds/")

@@ -6,6 +6,7 @@ of the group `lightning_tas.datasets`, or written out as `data.name=package.modu
 
 from __future__ import annotations
 
+import bisect
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ class ImageData:
 
     `train`, `test` (and `val`, when the data set brings its own search-validation split) are map-style data sets with
     items (image, class): a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor (C, H, W). `img_size` (H, W) is the
-    native size, used when `data.img_size` is not set; `mean` and `std` are per channel of pixels in [0, 1].
+    native size, used when `data.img_size` is not set; `mean` and `std` are per channel of pixels in [0, 1]. `named`:
+    False where `class_names` are no names but the classes' numbers.
     """
 
     train: Dataset[Any]
@@ -79,6 +81,7 @@ class ImageData:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     val: Dataset[Any] | None = None
+    named: bool = True
 
     def facts(self) -> Facts:
         """What `Facts` says of a data set that is not loaded."""
@@ -181,12 +184,33 @@ def targets_of(dataset: Any) -> np.ndarray:
 
 def class_names_of(dataset: Any) -> list[str]:
     """Class names as the data set or timm's reader keeps them; numbers when neither has names."""
+    return _class_names(dataset) or [str(number) for number in range(int(targets_of(dataset).max()) + 1)]
+
+
+def has_class_names(dataset: Any) -> bool:
+    """Whether the data set or timm's reader keeps names of its classes."""
+    return bool(_class_names(dataset))
+
+
+def _class_names(dataset: Any) -> list[str]:
     owner = getattr(dataset, "reader", dataset)
     for attribute in ("class_to_idx", "class_name_to_idx"):
         mapping = getattr(owner, attribute, None)
         if mapping:
             return [str(name) for name in sorted(mapping, key=mapping.__getitem__)]
-    names = getattr(dataset, "classes", None)
-    if names:
-        return [str(name) for name in names]
-    return [str(number) for number in range(int(targets_of(dataset).max()) + 1)]
+    return [str(name) for name in getattr(dataset, "classes", None) or []]
+
+
+def name_of(dataset: Any, index: int) -> str | None:
+    """The file of an image, quoted, where the data set knows it."""
+    if isinstance(dataset, Subset):
+        return name_of(dataset.dataset, int(dataset.indices[index]))
+    if isinstance(dataset, ConcatDataset):
+        part = bisect.bisect_right(dataset.cumulative_sizes, index)
+        return name_of(dataset.datasets[part], index - (dataset.cumulative_sizes[part - 1] if part else 0))
+    if hasattr(dataset, "name_of"):
+        return repr(str(dataset.name_of(index)))
+    samples = getattr(dataset, "samples", None) or getattr(dataset, "_image_files", None)  # torchvision's
+    if samples is None:
+        return None
+    return repr(str(samples[index][0] if isinstance(samples[index], tuple) else samples[index]))

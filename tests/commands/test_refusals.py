@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from lightning_tas.commands import build
+from lightning_tas.commands import build, entry
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.entry import main
 from lightning_tas.errors import UserError
@@ -118,3 +121,27 @@ def test_a_gpu_that_is_not_there(
         build.device(config_from("fit", arguments(tmp_path, "there", wanted)))
     assert main("fit", arguments(tmp_path, "there", wanted, "plan=true")) == 0
     assert "preferred architectures" in capsys.readouterr().out
+
+
+def test_messages_start_on_a_line_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below a bar that is under way: a warning, after which the bar goes on, and the error that ends all."""
+    from tqdm import tqdm
+
+    def work(*_: object) -> None:
+        bar = tqdm(total=4, file=sys.stderr, desc="work")
+        bar.update(2)
+        warnings.warn("take heed", stacklevel=1)
+        raise UserError("the end").with_traceback(None)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        patch.setattr(entry, "_run", work)
+        # Pytest gathers warnings; here they are printed as elsewhere.
+        shown = lambda *about: sys.stderr.write(warnings.formatwarning(*about[:4]))  # noqa: E731
+        patch.setattr(warnings, "showwarning", shown)
+        assert entry.main("fit", []) == 2
+        assert warnings.showwarning is shown
+    lines = re.split(r"[\r\n]", capsys.readouterr().err)
+    assert any(line.startswith(__file__) and "take heed" in line for line in lines)
+    assert lines[-2:] == ["lightning_tas.fit: the end", ""]
+    assert "work" in lines[-3], "the bar stands above the message"

@@ -21,7 +21,7 @@ from lightning_tas.data import DataConfig, TASDataModule
 from lightning_tas.data import arrays as arrays_module
 from lightning_tas.data.arrays import read_idx
 from lightning_tas.data.registry import find, targets_of
-from lightning_tas.data.shards import ShardImages
+from lightning_tas.data.stored import read
 from lightning_tas.errors import UserError
 from lightning_tas.randomness import numpy_generator
 
@@ -250,6 +250,60 @@ def test_folder_mistakes(tmp_path: Path) -> None:
         load("folder", tmp_path / "b")
 
 
+@pytest.mark.parametrize("name", ["folder", "imagenet"])
+def test_hidden_things_are_no_classes_and_the_unused_is_counted(tmp_path: Path, name: str) -> None:
+    write_folder(tmp_path, {"train": 3, "val": 1})
+    for split in ("train", "val"):
+        for litter in (".ipynb_checkpoints", "__MACOSX", "cat/.ipynb_checkpoints"):
+            (tmp_path / split / litter).mkdir()
+            Image.new("RGB", (9, 9)).save(tmp_path / split / litter / "a.png")
+        for litter in (".DS_Store", "cat/.DS_Store", "cat/._a.png", "dog/Thumbs.db", "dog/notes.txt", "list.csv"):
+            (tmp_path / split / litter).write_bytes(b"x")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = load(name, tmp_path, img_size=8, search_val=0, num_classes=3)
+        module.load()
+    assert module.class_names == ["cat", "dog", "eel"] and module.num_train == 9
+    said = [str(warning.message) for warning in caught if "not used" in str(warning.message)]
+    for split in ("train", "val"):
+        (line,) = [line for line in said if str(tmp_path / split) in line]
+        assert "1 *.txt (dog/notes.txt)" in line and "1 beside the class folders (list.csv)" in line
+        assert "7 hidden (.DS_Store)" in line
+
+
+def test_hidden_things_in_tars(tmp_path: Path) -> None:
+    """macOS puts a `._` file beside every file that it packs."""
+    write_imagenet(tmp_path / "one", "one tar")
+    members = {f"{prefix}{label}/{end}{i}.png": png(i) for prefix, end in (("", ""), ("__MACOSX/", "._"), ("", "._"))
+               for label in ("a", "b") for i in range(2)}  # fmt: skip
+    for split in ("train", "val"):
+        tar_of(tmp_path / "one" / f"{split}.tar", members)
+        tar_of(tmp_path / "many" / split / "a.tar", members)
+        tar_of(tmp_path / "many" / split / "._a.tar", {"x.png": png(0)})
+        shard = {
+            f"{key}.{end}": png(0) if end == "png" else b"0" for key in ("s", "t", "._s") for end in ("png", "cls")
+        }
+        tar_of(tmp_path / "shards" / f"my-{split}-0.tar", shard)
+        tar_of(tmp_path / "shards" / f"._my-{split}-0.tar", {"x": b""})
+    for folder, classes, images in (("one", 2, 4), ("many", 1, 4), ("shards", 1, 2)):
+        with pytest.warns(UserWarning, match=r"not used of .*hidden"):
+            data = load("imagenet", tmp_path / folder, num_classes=classes, search_val=0).load()
+        assert len(data.class_names) == classes and len(data.train) == images  # type: ignore[arg-type]
+
+
+def test_a_tar_of_tars(tmp_path: Path) -> None:
+    """As ILSVRC2012_img_train.tar is: a tar for each class."""
+    for split in ("train", "val"):
+        inner = {}
+        for label, name in enumerate(("n01", "n02")):
+            tar_of(tmp_path / "x.tar", {f"{name}_{i}.png": png(label) for i in range(2)})
+            inner[f"{name}.tar"] = (tmp_path / "x.tar").read_bytes()
+        tar_of(tmp_path / f"{split}.tar", inner)
+    data = load("imagenet", tmp_path, num_classes=2, search_val=0).load()
+    assert data.class_names == ["n01", "n02"] and targets_of(data.train).tolist() == [0, 0, 1, 1]
+    assert np.array_equal(np.asarray(data.train[3][0]), noise(12, 14, 3, key=1))
+
+
 def tar_of(path: Path, members: dict[str, bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
@@ -331,7 +385,7 @@ def test_webdataset_by_its_prefix(tmp_path: Path) -> None:
 def test_a_shard_without_labels_is_refused(tmp_path: Path) -> None:
     tar_of(tmp_path / "a.tar", {"x.png": png(0), "y.cls": b"1"})
     with pytest.raises(UserError, match="no samples"):
-        ShardImages([tmp_path / "a.tar"])
+        read(tmp_path, "shards", ["a.tar"], DataConfig(cache_dir=str(tmp_path / "cache")))
 
 
 def test_timm_prefixes(tmp_path: Path) -> None:
