@@ -28,6 +28,7 @@ from lightning_tas.samplers import build_sampler
 from lightning_tas.search.objective import Objective
 from lightning_tas.search.strategy import build_strategy
 from lightning_tas.supernets import supernet as make_supernet
+from lightning_tas.training.schedule import warmup_epochs
 
 # Forward counts once, backward twice: gradients of activations and of weights.
 TRAINING_OVER_FORWARD = 3
@@ -40,6 +41,7 @@ class Budget:
 
     facts: Facts
     epochs: float
+    warmup: float
     macs: float
     memory: StepMemory
 
@@ -150,7 +152,8 @@ def _budget(config: Config, data: TASDataModule, net: Any, macs: float, largest:
     narrow = 2 if found.precision.startswith(("16", "bf16")) else 4
     memory = step_memory(net, largest, config.data.batch_size, narrow)
     total = TRAINING_OVER_FORWARD * macs * found.global_batch * found.steps
-    return Budget(found, found.steps / found.steps_per_epoch, total, memory)
+    warmup = warmup_epochs(config.train, found.steps, found.steps_per_epoch)
+    return Budget(found, found.steps / found.steps_per_epoch, warmup, total, memory)
 
 
 def budget_table(found: Budget) -> str:
@@ -160,6 +163,7 @@ def budget_table(found: Budget) -> str:
         ["global batch [images]", f"{found.facts.global_batch:,}"],
         ["peak learning rate", f"{found.facts.peak_lr:g}"],
         ["epochs", f"{found.epochs:g}"],
+        ["warm-up [epochs]", f"{found.warmup:g}"],
         ["steps per epoch", f"{found.facts.steps_per_epoch:,}"],
         ["steps", f"{found.facts.steps:,}"],
         ["strategy", found.facts.strategy],

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_tas.launch import environment
 from lightning_tas.search.config import LIMITED
+from lightning_tas.training.config import WARMUP_SHARE
 
 SMALLEST_SIDE = 8  # pixels; augmentations need a few
 IMAGES = 64
@@ -41,7 +42,7 @@ def overrides(tree: Any) -> dict[str, Any]:
         "data.std": None,
         # The rate as it stands: scaled to so small a batch it would lie under `train.min_lr`.
         "train.lr_batch": None,
-        "train.warmup_epochs": 1,
+        "train.warmup_epochs": min(float(tree.train.warmup_epochs), WARMUP_SHARE * EPOCHS),
         "trainer.max_epochs": EPOCHS,
         "trainer.max_steps": None,
         "trainer.precision": "32-true",

@@ -22,14 +22,13 @@ from lightning_tas.search.scorers import Result
 class TrainedScorer:
     """Trains networks from scratch by the recipe's settings for `search.train_epochs`, all from the same seed.
 
-    The score is top-1 [%] on the search-validation split. All processes train each network together.
+    The schedule is the one that `trainer.max_epochs` of that length has. The score is top-1 [%] on the
+    search-validation split. All processes train each network together.
     """
 
     def __init__(self, config: Config, data: TASDataModule) -> None:
-        epochs = config.search.train_epochs
-        trainer = replace(config.trainer, max_epochs=epochs, max_steps=None)
-        warmup = min(config.train.warmup_epochs, max(epochs - 1, 0))
-        self._config = replace(config, trainer=trainer, ckpt=None, train=replace(config.train, warmup_epochs=warmup))
+        trainer = replace(config.trainer, max_epochs=config.search.train_epochs, max_steps=None)
+        self._config = replace(config, trainer=trainer, ckpt=None)
         self._data = data
 
     def __call__(self, archs: Sequence[Architecture], names: Sequence[str]) -> list[Result]:

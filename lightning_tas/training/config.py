@@ -12,6 +12,8 @@ from lightning_tas.errors import UserError, unknown
 MIXUP_MODES = ("batch", "pair", "elem")
 SCHEDULES = ("epoch", "step")
 UNUSED = ("skip", "zero")
+WARMUP_SHARE = 0.2
+"""Most of a training that warms up, whatever its length: a longer warm-up is cut to it, with a warning."""
 
 
 @dataclass
@@ -22,7 +24,7 @@ class TrainConfig:
     lr_batch: int | None = 512  # None: `lr` is used as it is
     min_lr: float = 1e-5  # where the cosine ends; not scaled
     warmup_lr: float = 1e-6  # where the warm-up begins; not scaled
-    warmup_epochs: float = 20
+    warmup_epochs: float = 20  # at most a fifth of the training: where that is less, the warm-up is cut to it
     schedule: str = "epoch"  # the rate changes per "epoch", as in the references, or per "step"
     schedule_lag: bool = False  # the references' slip: epochs 0 and 1 share the first rate, the curve lags an epoch
     weight_decay: float = 0.05

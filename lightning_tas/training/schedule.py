@@ -1,8 +1,11 @@
 """Learning rate over training: linear warm-up, then a cosine, as a pure function of the epoch.
 
 Equals timm's `CosineLRScheduler` (``warmup_prefix=False``: the cosine runs from epoch 0 and is joined where the
-warm-up ends), which the references use. Driven through torch's `LambdaLR`, whose state holds plain numbers, so that
-Lightning and DeepSpeed can save and restore it.
+warm-up ends), which the references use. One rule holds for every length of training, be it a supernet's, a network's,
+or a short one that judges a network: the warm-up is as configured, but at most a fifth of it (`WARMUP_SHARE`).
+
+Driven through torch's `LambdaLR`, whose state holds plain numbers, so that Lightning and DeepSpeed can save and
+restore it.
 """
 
 from __future__ import annotations
@@ -13,10 +16,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_tas.training.config import TrainConfig
-
-SHORT_RUN_WARMUP = 0.1
-"""Share of training that warms up where the configured warm-up does not fit."""
+from lightning_tas.training.config import WARMUP_SHARE, TrainConfig
 
 
 class WarmupCosine:
@@ -58,19 +58,26 @@ class WarmupCosine:
         return self.lr(count) / self.peak
 
 
+def warmup_epochs(train: TrainConfig, total_steps: int, steps_per_epoch: int) -> float:
+    """Epochs of warm-up: as configured, at most `WARMUP_SHARE` of training; none where that is less than a step."""
+    warmup = min(train.warmup_epochs, WARMUP_SHARE * total_steps / steps_per_epoch)
+    return warmup if warmup * steps_per_epoch >= 1 else 0.0
+
+
 def plan(train: TrainConfig, peak: float, total_steps: int, steps_per_epoch: int) -> WarmupCosine:
     """The schedule for training that takes `total_steps` updates, `steps_per_epoch` in each epoch.
 
-    What cannot be as configured is warned about and made to fit: a warm-up as long as training or longer becomes a
-    tenth of it, stepped per update; a `min_lr` or `warmup_lr` above the peak becomes the peak.
+    What cannot be as configured is warned about and made to fit: a warm-up of more than a fifth of training is cut to
+    it; a `min_lr` or `warmup_lr` above the peak becomes the peak. A warm-up that does not end with an epoch changes the
+    rate per step: per epoch, a part of an epoch would be a whole one at `warmup_lr`.
     """
     total_epochs = total_steps / steps_per_epoch
-    warmup, per_step = train.warmup_epochs, train.schedule == "step"
-    if warmup >= total_epochs and warmup > 0:
-        warmup, per_step = SHORT_RUN_WARMUP * total_epochs, True
+    warmup = warmup_epochs(train, total_steps, steps_per_epoch)
+    per_step = train.schedule == "step" or train.warmup_epochs > warmup or warmup % 1 != 0
+    if train.warmup_epochs > WARMUP_SHARE * total_epochs:
         rank_zero_warn(
-            f"train.warmup_epochs={train.warmup_epochs:g} does not fit: training ends at epoch {total_epochs:g}; the "
-            f"warm-up ends at epoch {warmup:g} instead, and the rate changes per step"
+            f"train.warmup_epochs={train.warmup_epochs:g} is more than a fifth of this training ({total_epochs:g} "
+            f"epochs): it is cut to {warmup:g} epochs, and the rate changes per step"
         )
     lag = train.schedule_lag
     if lag and per_step:

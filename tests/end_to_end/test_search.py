@@ -16,6 +16,8 @@ from lightning_tas.callbacks.search_job import SearchJob
 from lightning_tas.callbacks.search_record import STATE
 from lightning_tas.commands.entry import main
 from lightning_tas.launch.results import comparable
+from lightning_tas.training.config import TrainConfig
+from lightning_tas.training.schedule import WarmupCosine, plan
 
 from ..cluster.launched import start
 from ..launch.wandb_records import attempts
@@ -240,9 +242,21 @@ def test_tiny_spaces_are_exhausted(fit: Fit, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_networks_may_be_judged_by_training_them(fit: Fit) -> None:
+def test_networks_may_be_judged_by_training_them(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by the schedule that a training of this length has: 3 epochs of 4 steps warm up for 0.6 epochs."""
+    rates: list[list[float]] = []
+
+    def spy(train: TrainConfig, peak: float, total_steps: int, steps_per_epoch: int) -> WarmupCosine:
+        curve = plan(train, peak, total_steps, steps_per_epoch)
+        rates.append([curve.lr(step) / peak for step in range(total_steps)])
+        return curve
+
+    monkeypatch.setattr("lightning_tas.training.module.plan", spy)
     overrides = (
         "search.score=trained",
+        "search.train_epochs=3",
+        "train.warmup_epochs=20",
+        "data.batch_size=32",
         "search.strategy=random",
         "search.options={networks: 2}",
         "data.train_subset=128",
@@ -251,5 +265,7 @@ def test_networks_may_be_judged_by_training_them(fit: Fit) -> None:
     assert status == 0
     scored = rows(run / "search.csv")
     assert [row["trained.images"] for row in scored] == ["144.0"] * 2
+    assert len(rates) == 2 and rates[0] == rates[1] and len(rates[0]) == 12
+    assert rates[0][:5] == pytest.approx([0, 0.417, 0.833, 0.854, 0.75], abs=0.003) and rates[0][-1] < 0.03
     best = max(scored, key=lambda row: float(row["trained"]))
     assert result(run)["architectures"][0]["id"] == best["id"]

@@ -42,13 +42,13 @@ def test_autoformer_recipe_per_epoch_equals_literals() -> None:
 
 
 def test_lag_repeats_the_first_epoch_and_shifts_the_curve() -> None:
-    straight = rates(plan(TrainConfig(), 1e-3, 50, 1), 50)
-    lagging = rates(plan(TrainConfig(schedule_lag=True), 1e-3, 50, 1), 50)
+    straight = rates(plan(TrainConfig(warmup_epochs=5), 1e-3, 50, 1), 50)
+    lagging = rates(plan(TrainConfig(warmup_epochs=5, schedule_lag=True), 1e-3, 50, 1), 50)
     assert lagging[0] == lagging[1] == pytest.approx(1e-6)
     assert lagging[1:] == straight[:-1]
 
 
-@pytest.mark.parametrize(("epochs", "warmup"), [(30, 5), (30, 0), (12, 11)])
+@pytest.mark.parametrize(("epochs", "warmup"), [(30, 5), (30, 0), (10, 2)])
 def test_equals_timm(epochs: int, warmup: int) -> None:
     curve = plan(TrainConfig(warmup_epochs=warmup), 2e-3, epochs * 7, 7)
     optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2e-3)
@@ -61,26 +61,50 @@ def test_equals_timm(epochs: int, warmup: int) -> None:
 
 
 def test_per_step_is_the_same_curve_at_fractions_of_epochs() -> None:
-    train = TrainConfig(schedule="step", warmup_epochs=1.5)
-    used = rates(plan(train, 1e-3, total_steps=40, steps_per_epoch=10), 40)
-    assert used[0] == pytest.approx(1e-6)
-    assert used[6] == pytest.approx(1e-6 + 0.4 * 999e-6)  # 0.6 of 1.5 epochs
-    assert used[15] == pytest.approx(1e-5 + 0.5 * 0.99e-3 * (1 + math.cos(math.pi * 1.5 / 4)))
-    assert all(a > b for a, b in pairwise(used[15:])) and used[-1] < 2e-5
+    for schedule in ("step", "epoch"):  # per epoch half an epoch of warm-up would be a whole one at 1e-6
+        train = TrainConfig(schedule=schedule, warmup_epochs=1.5)
+        used = rates(plan(train, 1e-3, total_steps=80, steps_per_epoch=10), 80)
+        assert used[0] == pytest.approx(1e-6)
+        assert used[6] == pytest.approx(1e-6 + 0.4 * 999e-6)  # 0.6 of 1.5 epochs
+        assert used[15] == pytest.approx(1e-5 + 0.5 * 0.99e-3 * (1 + math.cos(math.pi * 1.5 / 8)))
+        assert all(a > b for a, b in pairwise(used[15:])) and used[-1] < 2e-5
 
 
-@pytest.mark.parametrize(("total_steps", "per_epoch"), [(3, 1), (30, 10), (4, 100), (200, 10)])
-def test_warmup_that_does_not_fit_is_cut_with_a_warning(total_steps: int, per_epoch: int) -> None:
-    with pytest.warns(UserWarning, match="does not fit"):
-        used = rates(plan(TrainConfig(), 1e-3, total_steps, per_epoch), total_steps)
-    assert max(used) > 0.7e-3 and used[-1] < max(used)
+@pytest.mark.parametrize(("schedule", "per_epoch"), [("epoch", 10), ("step", 10), ("epoch", 1251)])
+@pytest.mark.parametrize("epochs", [1, 3, 10, 20, 99, 100, 300])
+def test_one_rule_for_every_length(epochs: int, schedule: str, per_epoch: int) -> None:
+    """The whole curve at 20 epochs of warm-up: a ramp over a fifth of training at most, then the cosine to its end."""
+    steps = epochs * per_epoch
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        curve = plan(TrainConfig(schedule=schedule), 1e-3, steps, per_epoch)
+    assert len(heard) == (epochs < 100) == any("more than a fifth" in str(one.message) for one in heard)
+    warmup = min(20, epochs / 5)
+    for step in range(steps):
+        at = step // per_epoch if not curve.per_step else step / per_epoch
+        ramp = 1e-6 + 999e-6 * at / warmup
+        cosine = 1e-5 + 0.5 * 0.99e-3 * (1 + math.cos(math.pi * at / epochs))
+        used = curve.lr(step if curve.per_step else at)
+        assert used == pytest.approx(ramp if at < warmup else cosine, rel=1e-9), f"step {step}"
+    assert curve.per_step == (schedule == "step" or epochs < 100)
+    # What of the peak is reached, and how much of training runs below a tenth of it before.
+    last = [curve.lr(i if curve.per_step else i // per_epoch) for i in range(steps)]
+    assert max(last) > 0.89e-3 and sum(rate < 1e-4 for rate in last[: steps // 5]) <= 0.03 * steps + 1
+    print(epochs, [f"{rate:.2g}" for rate in last[:: max(steps // 10, 1)]])
+
+
+def test_a_warmup_of_less_than_a_step_is_none() -> None:
+    """Its first step would run at 1e-6, and with one step that is the whole training."""
+    for steps, first in ((1, 1e-3), (4, 1e-3), (5, 1e-6)):
+        with pytest.warns(UserWarning, match="more than a fifth"):
+            assert plan(TrainConfig(), 1e-3, steps, 100).lr(0) == pytest.approx(first)
 
 
 def test_a_fitting_schedule_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan(TrainConfig(warmup_epochs=0, min_lr=0), 1e-3, 5, 5)
-        plan(TrainConfig(warmup_epochs=2.5), 1e-3, 30, 10)
+        plan(TrainConfig(warmup_epochs=2.5), 1e-3, 130, 10)
 
 
 def test_floors_above_the_peak_and_a_useless_lag_are_warned_about() -> None:

@@ -174,19 +174,19 @@ def test_rate_is_scaled_by_the_global_batch(make_module: Make) -> None:
 def test_rate_follows_the_curve(
     make_module: Make, make_loader: Make, make_trainer: Make, schedule: str, accumulate: int
 ) -> None:
-    """6 epochs of 4 batches, 2 of warm-up; with accumulation an epoch has 2 updates."""
+    """10 epochs of 4 batches, 2 of warm-up; with accumulation an epoch has 2 updates."""
     train = TrainConfig(lr=1e-3, lr_batch=None, warmup_epochs=2, schedule=schedule)
     recorder = Recorder()
-    trainer = make_trainer(max_epochs=6, callbacks=[recorder], log_every_n_steps=1, accumulate_grad_batches=accumulate)
+    trainer = make_trainer(max_epochs=10, callbacks=[recorder], log_every_n_steps=1, accumulate_grad_batches=accumulate)
     trainer.fit(make_module(train), make_loader())
 
     def curve(epoch: float) -> float:
         if epoch < 2:
             return 1e-6 + epoch / 2 * (1e-3 - 1e-6)
-        return 1e-5 + 0.5 * (1e-3 - 1e-5) * (1 + np.cos(np.pi * epoch / 6))
+        return 1e-5 + 0.5 * (1e-3 - 1e-5) * (1 + np.cos(np.pi * epoch / 10))
 
     steps = 4 // accumulate
-    at = [i // 4 if schedule == "epoch" else (i // accumulate) / steps for i in range(24)]
+    at = [i // 4 if schedule == "epoch" else (i // accumulate) / steps for i in range(40)]
     assert [step["train/lr"] for step in recorder.metrics] == pytest.approx([curve(epoch) for epoch in at])
 
 
