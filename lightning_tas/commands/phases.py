@@ -29,7 +29,7 @@ from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import facts
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import Stopped, UserError, unknown
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.agreement import Agreement
@@ -44,7 +44,7 @@ from lightning_tas.search import Selection
 from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.checkpoint import load_network, load_supernet
-from lightning_tas.training.module import ClassifierModule
+from lightning_tas.training.module import DIVERGED, ClassifierModule
 from lightning_tas.training.supernet_module import SupernetModule
 
 Outputs = dict[str, Any]
@@ -244,6 +244,8 @@ def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequ
             _if_stopped(trainer)
             raise
     _if_stopped(trainer)
+    if module.untrained is not None:
+        raise Stopped(f"{phase}: {module.untrained}", DIVERGED)
     return trainer
 
 
@@ -284,9 +286,7 @@ def _checkpoint_outputs(context: Context, phase: str, trainer: Trainer) -> Outpu
     path = folder / FINAL
     # The last epoch's, not a new one: Lightning's progress in that would tell whether the run was resumed there.
     last = trainer.strategy.broadcast(of_step(folder, trainer.global_step))
-    if last is None:  # nothing was trained
-        last = folder / f".{FINAL}.saved"
-        trainer.save_checkpoint(last, weights_only=False)
+    assert last is not None, "the end of training is saved"
     if context.main:
         hand_on(last, path)
         clean(folder)

@@ -53,5 +53,7 @@ class TrainedScorer:
                 callbacks=list(module.callbacks()),
             )
             trainer.fit(module, datamodule=self._data)
+        if module.untrained is not None:
+            return Score.invalid(module.untrained)
         found = evaluate(module.net, [None], self._data.val_dataloader(), device=build.device(config))[0]
         return Score(found.top1, extras={"images": float(found.samples)})

@@ -41,7 +41,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 # Key to the least value; None is always allowed where the type allows it.
 _AT_LEAST: dict[str, float] = {
     "seed": 0,
-    "trainer.max_epochs": 0,
+    "trainer.max_epochs": 1,
     "trainer.max_steps": -1,
     "trainer.num_nodes": 1,
     "trainer.accumulate_grad_batches": 1,
@@ -71,6 +71,7 @@ _AT_LEAST: dict[str, float] = {
     "bench.bootstrap": 0,
     **searches.AT_LEAST,
 }
+_WITHOUT = {"trainer.max_epochs": "; to train nothing, leave the phase out of `phases` (phases=[measure] ckpt=RUN)"}
 _PROBABILITIES = ("model.drop_rate", "model.attn_drop_rate", "model.drop_path_rate")
 
 
@@ -86,7 +87,7 @@ def validate(config: Config) -> None:
     for key, least in _AT_LEAST.items():
         value = get(config, key)
         if value is not None and not value >= least:
-            raise UserError(f"{key}: {value!r} is not valid; valid: {least:g} or above")
+            raise UserError(f"{key}: {value!r} is not valid; valid: {least:g} or above{_WITHOUT.get(key, '')}")
     for key in _PROBABILITIES:
         if not 0 <= get(config, key) < 1:
             raise UserError(f"{key}: {get(config, key)!r} is not valid; valid: at least 0, below 1")
@@ -166,13 +167,10 @@ def _trainer(config: Config) -> None:
             )
     if trainer.limit_train_batches is not None and trainer.limit_train_batches == 0:
         raise UserError(
-            f"trainer.limit_train_batches: {trainer.limit_train_batches!r} is not valid; valid: 1 batch or more; "
-            "trainer.max_epochs=0 trains nothing"
+            f"trainer.limit_train_batches: {trainer.limit_train_batches!r} is not valid; valid: 1 batch or more"
         )
     if trainer.max_steps == 0:
-        raise UserError(
-            "trainer.max_steps: 0 is not valid; valid: 1 or above, or null; trainer.max_epochs=0 trains nothing"
-        )
+        raise UserError("trainer.max_steps: 0 is not valid; valid: 1 or above, or null")
     devices = trainer.devices
     if isinstance(devices, str) and devices.lstrip("-").isdigit():
         devices = int(devices)

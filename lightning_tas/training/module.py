@@ -231,6 +231,16 @@ class ClassifierModule(LightningModule):
         """What messages call an architecture that a step trained."""
         return "the network" if arch is None else f"{arch.id} {arch!r}"
 
+    @property
+    def untrained(self) -> str | None:
+        """Why training has changed no weight: it took no step, or left out all of them; None where it has."""
+        steps = self.trainer.global_step
+        if steps == 0:
+            return "not one step was trained: the training data gave no batch"
+        if self.guard.total >= steps:
+            return f"nothing was trained: the loss or the gradient was not finite in any of {steps} steps"
+        return None
+
     def _current_lr(self) -> float:
         return float(self.trainer.optimizers[0].param_groups[0]["lr"])
 
@@ -255,6 +265,8 @@ class ClassifierModule(LightningModule):
         batches = self.trainer.num_training_batches
         if batches == float("inf"):
             raise UserError("the training data has no length: give trainer.limit_train_batches=<batches per epoch>")
+        if batches == 0:
+            raise UserError("the training data gives no batch: there is nothing to train (data.batch_size)")
         if total == float("inf") or total < 1:
             raise UserError("training has no end: give trainer.max_epochs or trainer.max_steps")
         steps = -(-int(batches) // self.trainer.accumulate_grad_batches)

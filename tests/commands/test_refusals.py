@@ -39,6 +39,8 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["select.classes=sum"], ["select.classes: 'sum'", "Did you mean 'sums'"]),
     (["select.low=0.010", "select.high=0.0101"], ["select:", "the space reaches"]),
     (["trainer.max_steps=0"], ["trainer.max_steps: 0", "1 or above"]),
+    (["trainer.max_epochs=0"], ["trainer.max_epochs: 0", "1 or above", "phases=[measure] ckpt=RUN"]),
+    (["trainer.limit_train_batches=0.0"], ["trainer.limit_train_batches: 0.0", "1 batch"]),
     (["trainer.limit_train_batches=0"], ["trainer.limit_train_batches: 0", "1 batch"]),
     (["trainer.limit_train_batches=0.001"], ["trainer.limit_train_batches: 0.001", "of 4 batches", "0.25 or above"]),
     (["trainer.limit_val_batches=0.5"], ["trainer.limit_val_batches: 0.5", "of 1 batches"]),

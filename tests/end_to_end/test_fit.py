@@ -261,6 +261,17 @@ def test_a_diverged_run_still_ends_with_a_result(fit, recwarn):
     assert any(entry["metrics"]["loss"] is None for entry in result(folder)["architectures"])
 
 
+def test_a_phase_whose_every_step_is_left_out_is_not_measured(fit, capsys, monkeypatch):
+    """Fewer steps than `train.max_bad_steps`, none of them sound: the weights are the initial ones."""
+    criterion = SupernetModule.criterion
+    monkeypatch.setattr(SupernetModule, "criterion", lambda *given: criterion(*given) * float("nan"))
+    status, folder = fit("nothing", "trainer.max_epochs=1")
+    assert status == 3 and not (folder / "result.json").exists()
+    assert (
+        "supernet: nothing was trained: the loss or the gradient was not finite in any of 4" in capsys.readouterr().err
+    )
+
+
 def test_a_run_goes_on_with_other_workers_and_checkpoints(fit, whole, capsys):
     """What cannot change a result may differ on resume: here everything is finished, so nothing is done again."""
     before = (whole / "result.json").read_bytes()

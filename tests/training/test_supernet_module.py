@@ -349,6 +349,11 @@ def test_training_without_end_is_refused(make_module: Make, make_loader: Make, m
         make_trainer(max_epochs=-1).fit(make_module(), make_loader())
 
 
+def test_training_without_a_batch_is_refused(make_module: Make, make_trainer: Make) -> None:
+    with pytest.raises(UserError, match="no batch"):
+        make_trainer().fit(make_module(), torch.utils.data.DataLoader([], batch_size=8))
+
+
 def test_a_space_of_one_network_has_all_three_labels(make_module: Make) -> None:
     space = spaces.isotropic("one", embed_dim=[16], depth=[1], num_heads=[1], mlp_ratio=[2])
     module = make_module(net=supernet(space, num_classes=4, img_size=8, in_chans=1, patch_size=4), sampler="sandwich")
