@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_tas.additive import Total
 from lightning_tas.callbacks import search_record as record
-from lightning_tas.callbacks.search_job import Measure, with_latency
+from lightning_tas.callbacks.latency_limit import SPARE, LatencyLimit, keep_limit
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.costs import CostOptions, cost_options
 from lightning_tas.limits import Region
@@ -54,11 +54,11 @@ class ExactJob:
     top: int = 1
     folder: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    measure: Measure | None = None
+    latency: LatencyLimit | None = None
 
     def run(self) -> Found:
         """Solve, and write the results. Collective."""
-        found = with_latency(share_of(None).first(self._solve), self.measure, self.region.limits)
+        found = keep_limit(share_of(None).first(self._solve), self.top, self.latency)
         if self.folder is not None:
             into = self.folder
             share_of(None).first(lambda: record.write(into, None, found, self.settings, self.score))
@@ -72,7 +72,8 @@ class ExactJob:
             parts, self.net, given, self.seed, images, labels, self.batch_size, self.init, self.device
         )
         total, options = tables.total(one.name), cost_options(self.net)
-        best = search_tables(self.region.space, total, options, self.region, self.top)
+        most = self.top if self.latency is None else self.top + SPARE
+        best = search_tables(self.region.space, total, options, self.region, most)
         networks, facts = self._front(total, options)
         proof = f"the optimum of all {best.size:,} networks of the space, within the limits"
         if not best.optimal:

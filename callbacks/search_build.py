@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks.latency_limit import LatencyLimit, measured_table
 from lightning_tas.callbacks.search_check import EXACT, check_search, check_sources, judges
 from lightning_tas.callbacks.search_job import OnGeneration, SearchJob
 from lightning_tas.errors import UserError
@@ -32,7 +32,7 @@ from lightning_tas.search.strategy import build_strategy
 
 if TYPE_CHECKING:
     from lightning_tas.callbacks.exact_job import ExactJob
-    from lightning_tas.latency import Conditions, Latency, LatencyTable
+    from lightning_tas.latency import Conditions, LatencyTable
 
 LATENCY = "latency.json"
 
@@ -126,8 +126,10 @@ def latency_table(
     """The latencies of blocks on this device: measured once for a run, and (`write`) kept in its folder.
 
     With `progress` rank 0 says that it is measured, and how far it is: that may take a minute.
+
+    Raises:
+        UserError: it has been measured `MEASUREMENTS` times, and its median error was above ``given.latency_error``.
     """
-    from lightning_tas.callbacks.latency_progress import LatencyProgress
     from lightning_tas.latency import LatencyTable, conditions
 
     kept = None if folder is None else folder / LATENCY
@@ -136,16 +138,11 @@ def latency_table(
     def measured() -> dict[str, Any]:
         repeats, under = given.latency_repeats, conditions(net, **how)
         if kept is not None and kept.exists():
-            known = _kept_table(kept, net, repeats, under)
+            known = _kept_table(kept, net, repeats, under, given.latency_error)
             if known is not None:
                 return known
         # Before Lightning has started a group, all processes measure: one speaks.
-        told = LatencyProgress(repeats, under, progress and group.rank() == 0)
-        try:
-            table = LatencyTable.build(net, repeats=repeats, progress=told, **how)
-        finally:
-            told.close()
-        rank_zero_info(str(table))
+        table = measured_table(net, repeats, under, given.latency_error, how, progress and group.rank() == 0)
         if kept is not None and write:
             write_json(kept, table.to_dict())
         return table.to_dict()
@@ -161,8 +158,10 @@ def latency_settings(
     return {"batch_size": given.latency_batch, "device": device, "amp_dtype": amp_dtype, "threads": threads}
 
 
-def _kept_table(path: Path, net: Any, repeats: int, under: Conditions) -> dict[str, Any] | None:
-    """A table as `LatencyTable.to_dict` gives it; None where it is damaged or was measured under other conditions."""
+def _kept_table(path: Path, net: Any, repeats: int, under: Conditions, most: float) -> dict[str, Any] | None:
+    """A table as `LatencyTable.to_dict` gives it; None where it is damaged, was measured under other conditions, or
+    has a median error above `most`.
+    """
     from lightning_tas.latency import LatencyTable
 
     try:
@@ -171,6 +170,12 @@ def _kept_table(path: Path, net: Any, repeats: int, under: Conditions) -> dict[s
         return None
     if not table.fits(net, repeats, under):
         rank_zero_warn(f"{str(path)!r} was measured with other settings or on another device; it is measured anew")
+        return None
+    if table.median_error > most:
+        rank_zero_warn(
+            f"{str(path)!r} has a median error of {table.median_error:.1%}, above limits.latency_error={most:g}; it is "
+            "measured anew"
+        )
         return None
     return table.to_dict()
 
@@ -209,7 +214,7 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     if table is not None:
         settings["latency"] = table.facts()
     common: dict[str, Any] = {
-        "measure": None if table is None else _stopwatch(net, limits, around),
+        "latency": None if table is None else _latency_limit(net, limits, table, region, around),
         "score": search.score,
         "top": search.top,
         "folder": around.folder,
@@ -239,12 +244,19 @@ def build_job(net: Any, search: SearchConfig, limits: LimitsConfig, around: Surr
     )
 
 
-def _stopwatch(net: Any, limits: LimitsConfig, around: Surroundings) -> Callable[[Architecture], Latency]:
-    """Measures the latency of a whole network, as the table's pieces were measured."""
-    from lightning_tas.latency import measure
+def _latency_limit(
+    net: Any, limits: LimitsConfig, table: LatencyTable, region: Region, around: Surroundings
+) -> LatencyLimit:
+    """Measures whole networks as the table's pieces were measured."""
+    from lightning_tas.latency import conditions, measure
 
     how = latency_settings(limits, around.device, around.amp_dtype)
-    return lambda arch: measure(net, arch, repeats=limits.latency_repeats, **how)
+    return LatencyLimit(
+        region.limits.bounds["latency"],
+        lambda arch: measure(net, arch, repeats=limits.latency_repeats, **how),
+        {"repeats": limits.latency_repeats, **asdict(conditions(net, **how)), "options": table.options},
+        around.folder,
+    )
 
 
 def _exact(

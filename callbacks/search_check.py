@@ -77,6 +77,9 @@ def _check_values(groups: Mapping[str, Any]) -> None:
     error = groups["search"].racing_error
     if not isinstance(error, (int, float)) or not 0 < error < 1:
         raise UserError(f"search.racing_error: {error!r} is not valid; valid: above 0, below 1")
+    error = groups["limits"].latency_error
+    if not isinstance(error, (int, float)) or not error > 0:
+        raise UserError(f"limits.latency_error: {error!r} is not valid; valid: above 0, as 0.15 for 15 %")
 
 
 def check_sources(search: SearchConfig, held_out: bool, images: bool, trains: bool = False) -> None:

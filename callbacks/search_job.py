@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from pytorch_lightning.utilities import rank_zero_warn
 
-from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks import search_record as record
+from lightning_tas.callbacks.latency_limit import SPARE, LatencyLimit, keep_limit
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.progress import Progress
 from lightning_tas.proxies.shards import share_of
@@ -24,12 +23,7 @@ from lightning_tas.search.history import Entry
 from lightning_tas.search.scorers import Scorer
 from lightning_tas.search.strategy import Strategy
 
-if TYPE_CHECKING:
-    from lightning_tas.latency import Latency
-    from lightning_tas.limits import Limits
-
 OnGeneration = Callable[[Mapping[str, Any]], None]
-Measure = Callable[[Architecture], "Latency"]
 
 
 @dataclass
@@ -41,7 +35,7 @@ class SearchJob:
     result (weights, settings, seed, limits), so that a state is continued by no other search. settings: what
     `search.json` says about the search. on_generation: called with the row of every generation, on rank 0.
     limit: generations to run now; None: all. piece: networks scored between two savings of the state; None: a
-    generation's. measure: takes the latency of the networks found, see `with_latency`.
+    generation's. latency: its limit, which decides among the networks found, see `keep_limit`.
     """
 
     strategy: Strategy
@@ -55,7 +49,7 @@ class SearchJob:
     progress: bool = False
     limit: int | None = None
     piece: int | None = None
-    measure: Measure | None = None
+    latency: LatencyLimit | None = None
 
     def run(self) -> Found:
         """Search, going on from a kept state, and write the results. Collective."""
@@ -67,7 +61,8 @@ class SearchJob:
                 self._generation(bar)
         finally:
             bar.close()
-        found = with_latency(self.found(), self.measure, self.strategy.region.limits)
+        spare = 0 if self.latency is None else SPARE
+        found = keep_limit(self.found(self.top + spare), self.top, self.latency)
         if self.folder is not None:
             into = self.folder  # what fails in rank 0, as on a full disk, ends all
             share_of(None).first(lambda: record.write(into, self.strategy, found, self.settings, self.score))
@@ -77,12 +72,14 @@ class SearchJob:
     def _main(self) -> bool:
         return share_of(None).rank == 0
 
-    def found(self) -> Found:
-        """What the search has found by now."""
+    def found(self, most: int | None = None) -> Found:
+        """What the search has found by now, with at most so many networks (None: `top`)."""
         strategy = self.strategy
         own = getattr(strategy, "front", None)  # of a strategy with several objectives
         front = own() if own is not None else self._front()
-        return Found(strategy.top(self.top), list(strategy.stats), strategy.evaluations, strategy.stopped, front)
+        return Found(
+            strategy.top(most or self.top), list(strategy.stats), strategy.evaluations, strategy.stopped, front
+        )
 
     def _front(self) -> list[Entry]:
         """The front of score and params; of networks that racing gave up, those that seem to lie on it see all images.
@@ -139,26 +136,6 @@ class SearchJob:
         self.strategy.load_state_dict(state["strategy"])
         if state.get("scorer") and hasattr(self.scorer, "load_state_dict"):
             self.scorer.load_state_dict(state["scorer"])
-
-
-def with_latency(found: Found, measure: Measure | None, limits: Limits) -> Found:
-    """What was found, with the latency of its networks as rank 0 measures it, by id. Collective.
-
-    Limits are held by the estimates of a table, so a network may exceed them by its error: that is said.
-    """
-    if measure is None:
-        return found
-    taken = share_of(None).first(lambda: {e.arch.id: measure(e.arch).to_dict() for e in found.networks})
-    low, high = limits.bounds["latency"]
-    for label, entry in zip(record.labels(found.networks), found.networks, strict=True):
-        exact, estimate = taken[entry.arch.id]["median_ms"], entry.quantities.get("latency")
-        if not low <= exact <= high:
-            guess = "" if estimate is None else f", where the table estimates {estimate:.4g} ms"
-            rank_zero_warn(
-                f"{label} ({entry.arch.id}) takes {exact:.4g} ms by direct measurement{guess}; limits.latency is "
-                f"{limits.to_dict()['latency']}: tighten it by the table's error to be sure"
-            )
-    return replace(found, latency=taken)
 
 
 def front_of(entries: Iterable[Entry]) -> list[Entry]:

@@ -34,7 +34,8 @@ BEST = "best"
 class Found:
     """What one search found: its best networks, what it took, and why it ended.
 
-    more: further facts for its record. latency: of the best ones by id, as of `latency.Latency`, where it is limited.
+    more: further facts for its record. latency: of networks measured whole by id, as of `latency.Latency`, where it is
+    limited; left_out: those that break the limit then; why_none: where `networks` is empty for it.
     """
 
     networks: list[Entry]
@@ -44,22 +45,25 @@ class Found:
     front: list[Entry]
     more: Mapping[str, Any] = field(default_factory=dict)
     latency: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    left_out: Sequence[Entry] = ()
+    why_none: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         named = zip(labels(self.networks), self.networks, strict=True)
         return {
-            "networks": [
-                entry_dict(label, entry)
-                | ({"measured_latency": dict(self.latency[entry.arch.id])} if entry.arch.id in self.latency else {})
-                for label, entry in named
-            ],
+            "networks": [self._measured(label, entry) for label, entry in named],
             "evaluations": self.evaluations,
             "stopped": self.stopped,
             "generations": self.generations,
             "front": [entry_dict(entry.arch.id, entry) for entry in self.front],
             **self.more,
+            **({"left_out": [self._measured(e.arch.id, e) for e in self.left_out]} if self.latency else {}),
         }
+
+    def _measured(self, label: str, entry: Entry) -> dict[str, Any]:
+        taken = self.latency.get(entry.arch.id)
+        return entry_dict(label, entry) | ({} if taken is None else {"measured_latency": dict(taken)})
 
 
 def labels(networks: Sequence[Any]) -> list[str]:
@@ -197,7 +201,10 @@ def load_state(folder: Path, key: str) -> dict[str, Any] | None:
 
 def write_winners(path: Path, found: Found, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Write a `result.json` of the networks found, not measured beyond their scores; return the record."""
-    names = labels(found.networks)
+    names, record = labels(found.networks), found.to_dict()
+    keys = ("label", "id", "score", "latency", "measured_latency")
+    lists = ("networks", "left_out") if found.latency else ()
+    measured = {which: [{key: one[key] for key in keys} for one in record[which]] for which in lists}
     networks = [
         Specialised(label, e.arch, int(e.params), int(e.macs), {}, e.value)
         for label, e in zip(names, found.networks, strict=True)
@@ -206,6 +213,7 @@ def write_winners(path: Path, found: Found, settings: Mapping[str, Any], **more:
         path,
         networks,
         **{key: settings[key] for key in ("seed", "score", "limits", "latency") if key in settings},
+        **({"measured_latency": measured} if measured else {}),
         checkpoint_sha256=settings["weights_sha256"],
         versions=provenance.versions(),
         git=provenance.git_revision(),

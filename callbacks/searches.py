@@ -157,6 +157,8 @@ class SearchCallback(Callback):
         with preserved_rng(), torch.inference_mode(False):
             job = self._job(trainer, module)
             found = job.run()
+        if found.why_none:
+            rank_zero_warn(f"search: {found.why_none}")
         self.visits.append({"epoch": epoch, "step": trainer.global_step, **found.to_dict()})
         if trainer.is_global_zero:
             into = self._into(trainer)

@@ -38,9 +38,18 @@ from lightning_tas.supernets import ElasticNetwork, network
 _VISIT = 2  # timed passes of a network at each of its turns, after an unmeasured one
 
 
+CALIBRATE, CHECK = 8, 8
+"""Random networks measured whole, to scale a table and to state its error."""
+
+
 def rounds(repeats: int) -> int:
     """How many turns every network of a table has, for so many timed passes."""
     return math.ceil(repeats / _VISIT)
+
+
+def networks_measured(space: SearchSpace) -> int:
+    """How many networks a table of `space` is measured with."""
+    return len(Pieces(space).examples(deep=True)) + CALIBRATE + CHECK
 
 
 @dataclass(frozen=True)
@@ -220,8 +229,8 @@ class LatencyTable:
         threads: int | None = None,
         amp_dtype: torch.dtype | None = None,
         repeats: int = 20,
-        calibrate: int = 8,
-        check: int = 8,
+        calibrate: int = CALIBRATE,
+        check: int = CHECK,
         seed: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> LatencyTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +54,48 @@ def registered() -> Iterator[None]:
     yield
     registry._PROXIES.clear()
     registry._PROXIES.update(before)
+
+
+class Clock:
+    """Moves by what the pieces that run are said to take; `slow` is how much the machine is held up."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.slow = 1.0
+        self.waits = 0
+
+    def stamp(self) -> int:
+        return self.now
+
+    def wait(self) -> None:
+        self.waits += 1
+
+    def between(self, begin: int, end: int) -> int:
+        return end - begin
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The stopwatch of latency, which only moves when a piece of a network runs: a table is exact by it."""
+    from lightning_tas import latency
+    from lightning_tas.supernets.blocks import Block, PatchEmbed
+    from lightning_tas.supernets.image_network import ImageNetwork
+    from lightning_tas.supernets.pit import Pool
+
+    found = Clock()
+
+    def takes(owner: Any, name: str, nanoseconds: Callable[[Any], int]) -> None:
+        run = getattr(owner, name)
+
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            found.now += round(nanoseconds(self) * found.slow)
+            return run(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    takes(Block, "forward", lambda b: 5_000 + 7 * b.attn.qkv.weight.numel() + 3 * b.mlp.fc1.weight.numel())
+    takes(PatchEmbed, "forward", lambda p: 1_000 * p.proj.weight.shape[0])
+    takes(Pool, "forward", lambda p: 11 * p.fc.weight.numel())
+    takes(ImageNetwork, "forward_head", lambda n: 13 * n.embed_dim)
+    monkeypatch.setattr(latency, "stopwatch", lambda device: found)
+    return found

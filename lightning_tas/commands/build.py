@@ -128,7 +128,10 @@ def one_architecture(config: Config, study: Study, folder: RunFolder) -> tuple[s
     """The architecture to retrain: `arch=`, else what this run's search found, else the best network it measured."""
     if config.arch is None:
         if study.outputs("search"):
-            return next(iter(read_found(folder.path / RECORD).items()))
+            found = read_found(folder.path / RECORD)
+            if not found:
+                raise UserError("search: it handed on no network, so there is none to retrain; see search.json")
+            return next(iter(found.items()))
         if not folder.result.exists():
             raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
         return best_of(folder.result)

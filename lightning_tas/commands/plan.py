@@ -11,8 +11,9 @@ import torch
 from lightning_tas.analysis.memory import StepMemory, step_memory
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks.latency_limit import foresee
 from lightning_tas.callbacks.preferred_selection import make_selection
-from lightning_tas.callbacks.search_build import build_region
+from lightning_tas.callbacks.search_build import build_region, latency_settings
 from lightning_tas.callbacks.search_check import EXACT
 from lightning_tas.commands import build, searching
 from lightning_tas.commands.config import Config
@@ -79,16 +80,20 @@ def search_table(config: Config, net: Any) -> str:
     region = build_region(net, config.limits, measure=False)
     region.check()
     within = region.size()
+    other = "" if config.limits.latency is None else "other "
     rows = [
         ["strategy", str(config.search.strategy)],
         ["maximised", config.search.score],
         *([["when", config.search.when]] if searching.inside_fit(config) else []),
-        ["networks within the limits", "not counted" if within is None else f"{within:,}"],
+        [f"networks within the {other}limits", "not counted" if within is None else f"{within:,}"],
     ]
     for name, reached in region.ranges().items():
         bounds = region.limits.bounds.get(name)
         said = "" if bounds is None else f"; limits: {span(bounds)}"
         rows.append([name, f"{span(reached)} in the space{said}"])
+    if config.limits.latency is not None:
+        device, amp = searching.place(config, planning=True)
+        rows += map(list, foresee(net, config.limits, latency_settings(config.limits, device, amp)))
     if config.search.strategy != EXACT:
         objective = Objective.of(config.search.score)
         options = dict(config.search.options or {})

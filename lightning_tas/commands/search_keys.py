@@ -115,6 +115,6 @@ def without_effect(keys: Iterable[str], config: Config, alone: bool) -> Iterator
         proxies = ("search.mode", "search.init", "search.images", "search.batch_size")
         reasons |= dict.fromkeys(proxies, f"it is of proxies, and networks are judged by {', '.join(judging)}")
     if limits.latency is None:
-        conditions = (f"limits.latency_{name}" for name in ("batch", "threads", "repeats"))
+        conditions = (f"limits.latency_{name}" for name in ("batch", "threads", "repeats", "error"))
         reasons |= dict.fromkeys(conditions, "limits.latency limits nothing")
     yield from ((key, reasons[key]) for key in keys if key in reasons)

@@ -79,7 +79,7 @@ def check_limits(config: Config, data: TASDataModule, folder: Path) -> dict[str,
         check_space(build_region(net, config.limits, measure=False), config.search)
         return None
     real = build.supernet(config, data) if config.ckpt is None else _of_checkpoint(config, data)
-    device, amp = _place(config)
+    device, amp = place(config)
     region = build_region(real, config.limits, folder, device=device, amp_dtype=amp, write=False)
     check_space(region, config.search)
     known = region.given("latency")
@@ -96,8 +96,10 @@ def search(context: Context) -> dict[str, Any]:
     found = job.run()
     if context.main:
         show(context, found)
-        if not {"measure", "retrain"} & set(config.phases):
-            _report(context, found, job.settings)
+    if found.why_none:
+        raise UserError(f"limits.latency: {found.why_none}")
+    if context.main and not {"measure", "retrain"} & set(config.phases):
+        _report(context, found, job.settings)
     return {"search": search_record.RECORD}
 
 
@@ -120,7 +122,7 @@ def callback(context: Context) -> SearchCallback:
 def surroundings(context: Context) -> Surroundings:
     """What a search of this run uses."""
     config, data = context.config, context.data
-    device, amp = _place(config)
+    device, amp = place(config)
 
     def row(stats: Mapping[str, Any]) -> None:
         context.loggers.log_generation(stats)
@@ -193,9 +195,9 @@ def _of_checkpoint(config: Config, data: TASDataModule) -> Any:
     return trained.fit_to_data(source, data)
 
 
-def _place(config: Config) -> tuple[torch.device, torch.dtype | None]:
+def place(config: Config, planning: bool = False) -> tuple[torch.device, torch.dtype | None]:
     """Where networks are measured, and under which autocast."""
-    device = build.device(config)
+    device = build.device(config, planning)
     return device, AUTOCAST.get(str(config.trainer.precision)) if device.type == "cuda" else None
 
 

@@ -86,6 +86,7 @@ class LimitsConfig:
     latency_batch: int = 1  # images of the batch that latency is measured with
     latency_threads: int | None = None  # of the processor; None: as many as there are
     latency_repeats: int = 20  # of which the median counts
+    latency_error: float = 0.15  # median error of the estimates above which nothing is searched by them
 
     @property
     def stated(self) -> dict[str, Any]:

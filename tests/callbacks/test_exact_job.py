@@ -91,7 +91,7 @@ def test_a_front_or_an_optimum_without_proof(
         {"params": [None, "1M"], "activations": [1, None]},
     ],
 )
-def test_a_front_that_is_left_out_says_why(limits: dict[str, Any]) -> None:
+def test_a_front_that_is_left_out_says_why(clock: Any, limits: dict[str, Any]) -> None:
     name = list(limits)[-1].partition("_")[0]
     with pytest.warns(UserWarning, match=rf"front is left out: it is of score, params and MACs, and {name} is limited"):
         found = job(limits=LimitsConfig(**limits)).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ GIVEN = LimitsConfig(latency=[None, 100], latency_repeats=3, latency_threads=1)
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_it_is_said_that_latency_is_measured(
-    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    clock: Any, terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     monkeypatch.setattr("lightning_tas.progress.EVERY", 0.0)  # a minute
@@ -37,7 +38,7 @@ def test_it_is_said_that_latency_is_measured(
 
 @pytest.mark.parametrize("kind", ["kept", "unasked", "another process"])
 def test_nothing_is_said(
-    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    clock: Any, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     net = small.make_net()
     if kind == "kept":

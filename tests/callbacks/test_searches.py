@@ -306,6 +306,7 @@ def test_what_a_search_lacks_is_told_before_training(
         ({"racing_error": 1}, "search.racing_error: 1 is not valid"),
         ({"limits": 5}, "limits: 5 is not valid; valid: a mapping"),
         ({"limits": {"latency_batch": 0}}, "limits.latency_batch: 0 is not valid"),
+        ({"limits": {"latency_error": 0}}, "limits.latency_error: 0 is not valid"),
         ({"limits": {"params": [7e6, 5e6]}}, "limits.params: the lower bound, 7000000.0, exceeds the upper one"),
         ({"limits": {"params": "x"}}, "limits.params: 'x' is not a number"),
         ({"limits": {"macs": [1, 2, 3]}}, "limits.macs: expected a pair"),
@@ -351,7 +352,7 @@ def test_a_module_without_a_seed_needs_one_of_the_callback() -> None:
     RandomSearch("snip", seed=0).setup(trainer, Mine(), "fit")
 
 
-def test_a_latency_table_is_kept_for_its_own_conditions(tmp_path: Path) -> None:
+def test_a_latency_table_is_kept_for_its_own_conditions(clock: Any, tmp_path: Path) -> None:
     net, given = small.make_net(), LimitsConfig(latency=[None, 100], latency_repeats=2, latency_threads=1)
     path = tmp_path / LATENCY
     table = latency_table(net, given, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -50,3 +51,14 @@ def test_evaluations_of_every_strategy(strategy: str) -> None:
     if strategy != "exhaustive":  # which refuses a space as large as this
         large = rows("recipe=t_razor_tiny", f"search.strategy={strategy}", "search.score=snip")
         assert int(large["evaluations"].split()[0].replace(",", "")) < 20_000
+
+
+def test_the_plan_says_what_a_limit_on_latency_costs_and_does(clock: Any) -> None:
+    """By the stopwatch of tests, whatever the machine."""
+    found = rows("recipe=quickstart", "search.strategy=random", "search.score=snip", "limits.latency=[null,5]")
+    reached = r"0\.\d+ to [01]\.\d+ ms from smallest to largest \(2 passes each\); limits: at most 5"
+    assert re.fullmatch(reached, found["latency"])
+    assert re.fullmatch(r"a batch of 1 on cpu, \d+ threads?", found["latency is of"])
+    table = r"\d+ networks, 20 passes each: about \d+ s, at first; up to 3 times while its error is above 0.15, .*"
+    assert re.fullmatch(table, found["latency table"])
+    assert "networks within the other limits" in found and "not handed on" in found["networks found"]
