@@ -212,7 +212,10 @@ def test_limits_that_nothing_meets_end_in_seconds(fit: Fit, capsys: pytest.Captu
         ([*TRAINING_FREE, "search.score=accuracy"], "search.score: 'accuracy' is of trained weights: give ckpt=RUN"),
         ([*SEARCH, "data.search_val=0"], "data.search_val: 0 holds no images out"),
         ([*TRAINING_FREE, "search.score=trained", "data.search_val=0"], "data.search_val: 0 holds no images out"),
-        ([*SEARCH, "limits.latency=[null,0.0001]", "limits.latency_repeats=2"], "limits.latency"),
+        (
+            [*SEARCH, "limits.latency=[null,0.0001]", "limits.latency_repeats=2", "limits.latency_error=100"],
+            "limits.latency",
+        ),
         ([*SEARCH, "search.score=trained"], "search.score: 'trained' trains networks of its own"),
         ([*TRAINING_FREE, "phases=[search,supernet]"], "valid in this order"),
     ],
