@@ -159,15 +159,19 @@ def latency_settings(
 
 
 def _kept_table(path: Path, net: Any, repeats: int, under: Conditions, most: float) -> dict[str, Any] | None:
-    """A table as `LatencyTable.to_dict` gives it; None where it is damaged, was measured under other conditions, or
-    has a median error above `most`.
+    """A table as `LatencyTable.to_dict` gives it; None where it was measured under other conditions, or has a median
+    error above `most`.
+
+    Raises:
+        UserError: it is damaged. With a new table a search that is under way would begin anew.
     """
     from lightning_tas.latency import LatencyTable
 
     try:
         table = LatencyTable.from_dict(read_json(path, key="limits.latency"))
-    except (UserError, KeyError, TypeError, ValueError, AttributeError):  # a damaged file of any kind
-        return None
+    except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = str(error) if isinstance(error, UserError) else f"limits.latency: {str(path)!r} is no table of latencies"
+        raise UserError(f"{why}; remove the file to have them measured anew, which begins a search anew") from None
     if not table.fits(net, repeats, under):
         rank_zero_warn(f"{str(path)!r} was measured with other settings or on another device; it is measured anew")
         return None

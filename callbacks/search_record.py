@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.launch import provenance
-from lightning_tas.launch.files import read_json, write_atomically, write_json, write_text, writing
+from lightning_tas.launch.files import read_json, read_torch, write_atomically, write_json, write_text, writing
 from lightning_tas.launch.results import Specialised, write_result
 from lightning_tas.search.history import Entry
 from lightning_tas.search.objective import heading
@@ -188,14 +189,21 @@ def save_state(folder: Path, key: str, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path, key: str) -> dict[str, Any] | None:
-    """The state of this very search, if it was under way."""
+    """The state of this very search, if it was under way.
+
+    Raises:
+        UserError: it is damaged: what may be days of work is not begun anew without a word.
+    """
     path = folder / STATE
     if not path.exists():
         return None
     try:
-        state = torch.load(path, weights_only=True)
-    except Exception:  # a damaged file of any kind: the search is a function of its settings and begins anew
-        return None
+        state = read_torch(path)
+    except Exception as error:  # of many kinds
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise UserError(
+            f"search: its state {str(path)!r} cannot be read ({reason}); remove the file to begin the search anew"
+        ) from error
     return dict(state) if isinstance(state, dict) and state.get("key") == key else None
 
 
@@ -226,9 +234,12 @@ def write_winners(path: Path, found: Found, settings: Mapping[str, Any], **more:
 
 def write(folder: Path, strategy: Strategy | None, found: Found, settings: Mapping[str, Any], score: str) -> Path:
     """Write table, record and picture; returns the picture's path."""
+    record = {**settings, **found.to_dict()}
     if strategy is not None:
-        write_text(folder / TABLE, csv_text(strategy))
-    write_json(folder / RECORD, {**settings, **found.to_dict()})
+        text = csv_text(strategy)
+        write_text(folder / TABLE, text)
+        record["table_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    write_json(folder / RECORD, record)
     history = list(strategy.history) if strategy is not None else []  # an exact search scores no network by itself
     picture = folder / PICTURE
     save_figure(search_figure(found.generations, history, found.networks, found.front, score), picture)

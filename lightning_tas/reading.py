@@ -6,6 +6,7 @@ themselves, and Python ends that at about 1,000 levels. So both are counted whil
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from importlib.resources.abc import Traversable
@@ -20,6 +21,7 @@ MAX_BYTES = 64 << 20  # of a file: far above any that the package writes or pape
 MAX_YAML = 1 << 20  # characters of a YAML text, whose reader takes seconds for so many
 MAX_DEPTH = 64  # of values inside one another
 MAX_VALUES = 50_000  # of a YAML text, with its aliases written out
+DIGEST = "content_sha256"  # the entry of a JSON file of ours by which damage is seen
 MAX_ARGUMENT = 10_000  # characters of one value on a command line: Hydra's parser needs their square
 
 
@@ -45,8 +47,24 @@ def read_text(path: Path | Traversable | str, key: str) -> str:
 
 
 def read_json(path: Path | str, key: str = "file") -> Any:
-    """What a JSON file holds that a user named under `key`; UserError as for `read_text` and `parse_json`."""
-    return parse_json(read_text(path, key), f"{key}: {str(path)!r}")
+    """What a JSON file holds that a user named under `key`: one of ours without its digest, or any other.
+
+    Raises:
+        UserError: as for `read_text` and `parse_json`, or it is not as we wrote it.
+    """
+    name = f"{key}: {str(path)!r}"
+    content = parse_json(read_text(path, key), name)
+    if isinstance(content, dict) and DIGEST in content and content.pop(DIGEST) != digest(content):
+        raise UserError(
+            f"{name} is damaged, or was edited: its content is not what {DIGEST} says; a file that you have edited is "
+            "read without that entry"
+        )
+    return content
+
+
+def digest(content: dict[str, Any]) -> str:
+    """SHA-256 of a mapping as it comes back from JSON; spaces and the order of entries do not count."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_yaml(path: Path | str, key: str = "file") -> Any:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, nearest, unknown
+from lightning_tas.launch.files import read_torch
 from lightning_tas.reading import parse_json, read_text
 
 KEY = "bench.path"
@@ -105,11 +106,8 @@ def _load(path: Path) -> Any:
         hint = f"; did you mean {near!r}?" if near else ""
         raise UserError(f"{KEY}: {str(path)!r} is not a file; give the JSON or .pth file of a bench{hint}")
     if path.suffix.lower() in TORCH_SUFFIXES:
-        import torch
-
         try:
-            with torch.serialization.safe_globals(_numbers()):
-                return torch.load(path, map_location="cpu", weights_only=True)
+            return read_torch(path, _numbers())
         except Exception as error:  # of many kinds: not a zip file, a pickle of other classes, cut off, ...
             text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
             inner = re.search(r"WeightsUnpickler error: ([^\n]*)", text)

@@ -7,6 +7,8 @@ rank-combined proxy has no value of its own, so there the networks of all runs a
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +59,10 @@ def read_runs(folders: Sequence[Path]) -> list[Curve]:
         path = folder / "search.csv"
         if not path.exists():
             raise UserError(f"runs: {str(folder)!r} has no search.csv; valid: folders of searches that are finished")
-        with path.open(encoding="utf-8", newline="") as file:
-            tables.append(list(csv.DictReader(file)))
+        content = path.read_bytes()
+        if records[-1].get("table_sha256") not in (None, hashlib.sha256(content).hexdigest()):
+            raise UserError(f"runs: {str(path)!r} is damaged, or was edited: it is not what search.json was written of")
+        tables.append(list(csv.DictReader(io.StringIO(content.decode(), newline=""))))
     for key in ("score", "space"):
         different = [str(f) for f, r in zip(folders, records, strict=True) if r[key] != records[0][key]]
         if different:

@@ -29,6 +29,7 @@ from lightning_tas.launch import group
 from lightning_tas.launch.files import make_folder, write_json
 from lightning_tas.randomness import torch_generator
 from lightning_tas.supernets import model_config
+from lightning_tas.supernets.checkpoints import STATE_HASH, state_hash
 
 BATCH = 4
 TOLERANCE = 1e-5  # of the largest logit; the same operations in the same order are expected to agree to the bit
@@ -105,8 +106,10 @@ def _write(folder: Path, net: Any, source: trained.Trained, data: Any) -> None:
     }
     if source.class_names is not None:
         described["label_names"] = list(source.class_names)
-    content = {**model_config(net, **described), "weights": source.weights}
-    save_file({name: value.contiguous() for name, value in net.state_dict().items()}, folder / "model.safetensors")
+    state = {name: value.contiguous() for name, value in net.state_dict().items()}
+    hashed = state_hash(state)
+    content = {**model_config(net, **described), "weights": source.weights, STATE_HASH: hashed}
+    save_file(state, folder / "model.safetensors", {"format": "pt", STATE_HASH: hashed})
     write_json(folder / "config.json", content)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.commands.config import Config, to_yaml
@@ -184,8 +185,9 @@ def newest_unfinished(config: Config) -> RunFolder | None:
     for path in studies:
         try:
             record = read_study(path)
-        except UserError:
-            continue  # nobody can continue that one
+        except UserError as error:
+            rank_zero_warn(f"{error}; that run is left out")
+            continue
         open_phases = any(phase["status"] != FINISHED for phase in record["phases"])
         if record.get("config_hash") == digest and open_phases:
             return RunFolder(path.parent)

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.commands import score_report, score_work
@@ -138,7 +139,14 @@ def locate(config: Config, job: score_work.Job) -> RunFolder:
 def _newest_unfinished(config: Config, job: score_work.Job) -> RunFolder | None:
     records = recipe_folder(config.output_dir, config.recipe).glob(f"*/{RECORD}")
     for path in sorted(records, key=lambda path: path.stat().st_mtime, reverse=True):
-        if not (path.parent / RESULT).exists() and read_json(path) == score_work.settings(config, job):
+        if (path.parent / RESULT).exists():
+            continue
+        try:
+            known = read_json(path, key="resume")
+        except UserError as error:
+            rank_zero_warn(f"{error}; that run is left out")
+            continue
+        if known == score_work.settings(config, job):
             return RunFolder(path.parent)
     return None
 

@@ -261,7 +261,7 @@ def _batch(config: Config, job: Job, size: int) -> tuple[Tensor | None, Tensor |
 def inherited(config: Config, job: Job, folder: Path) -> Bench:
     """The bench with accuracies [%] in the supernet, on the validation split; measured once, kept in `folder`."""
     kept = folder / "accuracies.json"
-    known = group.first(lambda: read_json(kept) if kept.exists() else None)
+    known = group.first(lambda: read_json(kept, key="resume") if kept.exists() else None)
     if known is None:
         device = build.device(config)
         main = group.rank() == 0

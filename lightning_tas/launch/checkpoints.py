@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import warnings
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +20,7 @@ from pytorch_lightning.strategies import DeepSpeedStrategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.errors import UserError
-from lightning_tas.launch.files import writing
+from lightning_tas.launch.files import damage, writing
 from lightning_tas.launch.run_folder import global_rank
 from lightning_tas.launch.signals import FitSignals
 from lightning_tas.training.sharded import consolidate, step_of
@@ -299,12 +298,10 @@ def flaw(path: Path, step: int | None = None) -> str | None:
     """What is wrong with a checkpoint, None if nothing is: unreadable, another checksum, another `step` inside."""
     try:
         for file in sorted(path.rglob("*.pt")) if path.is_dir() else [path]:
-            with zipfile.ZipFile(file) as archive:
-                bad = archive.testzip()
-            if bad is not None:
-                return f"{bad} in {file.name} is damaged"
+            if (bad := damage(file)) is not None:
+                return bad
         inside = _step_of(path)
-    except Exception as error:  # zipfile and torch.load raise many kinds for a broken file
+    except Exception as error:  # torch.load raises many kinds for a broken file
         return next(iter(str(error).splitlines()), "") or type(error).__name__
     return None if step is None or inside == step else f"it holds step {inside}"
 

@@ -1,4 +1,8 @@
-"""Files that are whole or absent: every write goes to a temporary neighbour, then replaces the target."""
+"""Files that are whole or absent: every write goes to a temporary neighbour, then replaces the target.
+
+And that are read whole or not at all: JSON that we write carries a digest of its content, a file of torch the checksums
+of zip, which torch itself does not look at. Every reader of such a file goes through `read_json` or `read_torch`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,18 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_tas.errors import UserError
+from lightning_tas.reading import DIGEST, digest
 from lightning_tas.reading import read_json as read_json
+
+
+class Damaged(ValueError):
+    """A file is not as it was written."""
 
 
 def make_folder(path: Path, key: str = "output_dir") -> Path:
@@ -75,5 +85,46 @@ def write_text(path: Path | str, text: str) -> Path:
 
 
 def write_json(path: Path | str, value: Any) -> Path:
-    """Write `value` as indented JSON, atomically. NaN and infinity are refused: JSON has none."""
-    return write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    """Write `value` as indented JSON, atomically, a mapping with the digest of its content.
+
+    NaN and infinity are refused: JSON has none.
+    """
+    text = json.dumps(value, indent=2, allow_nan=False)
+    if isinstance(value, dict):
+        content = json.loads(text)
+        text = json.dumps({**content, DIGEST: digest(content)}, indent=2)
+    return write_text(path, text + "\n")
+
+
+def damage(path: Path | str) -> str | None:
+    """What is wrong with a file of `torch.save` by its checksums; None if nothing is."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except OSError:
+        raise
+    except Exception as error:  # zipfile raises many kinds for a broken directory
+        return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return None if bad is None else f"the checksum of {bad} in it is wrong"
+
+
+def read_torch(path: Path | str, classes: Sequence[Any] = ()) -> Any:
+    """The content of a file of `torch.save`, on the CPU, checked whole, without running code from it.
+
+    Files of torch's format of before 1.6, which has no checksums, are read as they are; we write none.
+
+    classes: allowed besides tensors and plain values, as `torch.serialization.safe_globals` takes them.
+
+    Raises:
+        Damaged: the file is not as it was written.
+        Exception: of many kinds, by torch, where it is another file.
+    """
+    import torch
+
+    with open(path, "rb") as file:
+        archive = file.read(4) == b"PK\3\4"
+    reason = damage(path) if archive else None
+    if reason is not None:
+        raise Damaged(f"it is damaged: {reason}")
+    with torch.serialization.safe_globals(list(classes)):
+        return torch.load(path, map_location="cpu", weights_only=True)

@@ -21,6 +21,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from lightning_tas.errors import UserError
 from lightning_tas.launch.files import write_text, writing
 from lightning_tas.launch.run_folder import global_rank
 
@@ -45,9 +46,7 @@ class CsvRows:
             self._open(restored_step)
 
     def _open(self, restored_step: int | None) -> None:
-        text = self._path.read_text(encoding="utf-8")
-        # A killed process can leave a last line without its end: it was never logged as a whole.
-        rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+        rows = self._read()
         self._columns = list(rows[0]) if rows else list(FIXED)
         if restored_step is not None:
             rows = [row for row in rows if row["phase"] not in self._later]
@@ -55,6 +54,21 @@ class CsvRows:
             newest = [row for row in rows if row["phase"] == self._phase and int(row["step"]) == restored_step - 1]
             self._recent = [{key: value for key, value in row.items() if value != ""} for row in newest]
         self._rewrite(rows)
+
+    def _read(self) -> list[dict[str, str]]:
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            # A killed process can leave a last line without its end: it was never logged as a whole.
+            rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+            for row in rows:
+                if None in row or None in row.values():
+                    raise ValueError(f"a row of {row['phase']} has more or fewer columns than the first line")
+                int(row["step"] or 0)
+        except (UnicodeDecodeError, KeyError, ValueError, csv.Error) as error:
+            raise UserError(
+                f"resume: {str(self._path)!r} is damaged ({error}); mend it, or move it away: rows go on in a new file"
+            ) from None
+        return rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         buffer = io.StringIO()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,9 @@ from typing import Any
 import torch
 
 import lightning_tas
+from lightning_tas.supernets.checkpoints import state_hash
+
+__all__ = ["LIBRARIES", "command", "git_revision", "host", "state_hash", "versions"]
 
 LIBRARIES = ("lightning_tas", "torch", "torchvision", "pytorch-lightning", "timm", "torchmetrics", "numpy")
 
@@ -59,13 +60,3 @@ def host() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-
-
-def state_hash(state: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, shapes, types and bytes of the tensors, in the order of their names."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
-        digest.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

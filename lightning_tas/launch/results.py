@@ -12,13 +12,13 @@ from typing import Any
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, absent, unknown
 from lightning_tas.launch.checkpoints import newest_whole
-from lightning_tas.launch.files import read_json, write_json
+from lightning_tas.launch.files import DIGEST, read_json, write_json
 from lightning_tas.launch.study import read_study
 from lightning_tas.search import Selection
 from lightning_tas.training.sharded import is_sharded
 
 # Two runs are identical when everything else in their result.json is.
-NOT_COMPARED = ("timing", "host", "run")
+NOT_COMPARED = ("timing", "host", "run", DIGEST)
 LISTS = ("result.json", "search.json", "selection.json")
 """The files of a run that list networks by label."""
 

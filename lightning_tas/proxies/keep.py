@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
-from lightning_tas.launch.files import write_atomically
+from lightning_tas.launch.files import write_json
 from lightning_tas.proxies.registry import Proxy
 from lightning_tas.proxies.shards import Share
 from lightning_tas.proxies.stream import (
@@ -209,7 +209,7 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
             f"give another path, or move that file away"
         )
     with writing(beside):
-        write_atomically(beside, lambda made: made.write_text(json.dumps(_plain(settings), indent=2) + "\n"))
+        write_json(beside, _plain(settings))
 
 
 def compare_settings(path: Path, settings: Mapping[str, Any]) -> None:

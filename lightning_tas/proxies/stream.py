@@ -1,10 +1,11 @@
 """Scores on disk: a CSV file that grows by one line a network, survives a kill, and is continued.
 
 Lines: place in the sequence given, id, architecture (JSON), params, macs, then value, valid, reason, seconds and extras
-(JSON) of every proxy that was run. CSV and not parquet: a line can be appended and its torn end cut, which a
-columnar file with its footer at the end cannot; numbers are written with all digits. What the scores depend on lies
-beside the file (``scores.settings.json``), and another setting is refused. Several processes write a part each
-(``scores.part3.csv``), which the next one that opens the whole file joins. Who writes a file holds its lock.
+(JSON) of every proxy that was run, and last the CRC-32 of the line before that field, by which damage is seen. CSV and
+not parquet: a line can be appended and its torn end cut, which a columnar file with its footer at the end cannot;
+numbers are written with all digits. What the scores depend on lies beside the file (``scores.settings.json``), and
+another setting is refused. Several processes write a part each (``scores.part3.csv``), which the next one that opens
+the whole file joins. Who writes a file holds its lock.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import os
 import re
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -34,6 +36,7 @@ from lightning_tas.reading import parse_json
 
 FIXED = ("place", "id", "arch", "params", "macs")
 FIELDS = (".value", ".valid", ".reason", ".seconds", ".extras")
+CHECKSUM = "crc32"
 writing = partial(files.writing, key="path")
 """Inside, a system that refuses to write is a `UserError` that names the file."""
 LOCK_SECONDS = 2.0  # a process that was killed just now may hold its lock a little longer
@@ -107,7 +110,7 @@ class ScoreFile:
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self.path, self.names = path, tuple(names)
-        self._header = [*FIXED, *(f"{name}{field}" for name in self.names for field in FIELDS)]
+        self._header = [*FIXED, *(f"{name}{field}" for name in self.names for field in FIELDS), CHECKSUM]
         self._lines: io.FileIO | None = None
         self._claim: Claim | None = None
 
@@ -127,7 +130,7 @@ class ScoreFile:
                 self._lines = self.path.open("ab", buffering=0)
                 if self._lines.tell() == 0:
                     self._lines.write(_line(self._header))
-            self._lines.write(_line(_record(row, self.names)))
+            self._lines.write(sealed(_line(_record(row, self.names)).rstrip(b"\n")))
 
     def close(self) -> None:
         """Finish writing; a file that nothing was written to vanishes."""
@@ -360,6 +363,11 @@ def _line(fields: Sequence[object]) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
+def sealed(content: bytes) -> bytes:
+    """The line of `content` (without its end) and its checksum."""
+    return b"%s,%08x\n" % (content, zlib.crc32(content))
+
+
 def _record(row: Row, names: Sequence[str]) -> list[object]:
     arch = json.dumps(row.arch.to_dict(), separators=(",", ":"))
     fields: list[object] = [row.place, row.arch.id, arch, row.params, row.macs]
@@ -373,8 +381,9 @@ def _record(row: Row, names: Sequence[str]) -> list[object]:
 
 def _parsed(raw: bytes, columns: int) -> tuple[int, list[str]]:
     """Place and fields of a line; an error of any kind where it is none."""
-    if b"\0" in raw:
-        raise ValueError("it holds zero bytes")
+    content, _, checksum = raw.rstrip(b"\r\n").rpartition(b",")
+    if checksum != b"%08x" % zlib.crc32(content):
+        raise ValueError("its checksum is wrong")
     fields = next(csv.reader([raw.decode()], strict=True))
     if len(fields) != columns:
         raise ValueError(f"{len(fields)} columns instead of {columns}")

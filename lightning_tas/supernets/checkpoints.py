@@ -8,6 +8,7 @@ number of classes (the head starts afresh, with one warning), and images that ar
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
 import re
 import warnings
@@ -21,6 +22,10 @@ from timm.models import adapt_input_conv
 from torch import Tensor
 
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.launch.files import Damaged, read_torch
+
+STATE_HASH = "state_sha256"
+"""Entry of the metadata of our safetensors files: the `state_hash` of their tensors."""
 
 # Names in the released AutoFormer and PreNAS networks, as regular expressions, and ours; then Auto-Prox's.
 REFERENCE_NAMES = [
@@ -67,11 +72,10 @@ def load_checkpoint_file(path: str | Path) -> dict[str, Any]:
         raise UserError(f"checkpoint: no file {str(path)!r}")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return _safetensors(path)
+        content = read_torch(path, [argparse.Namespace])
+    except Damaged as error:
+        raise UserError(f"checkpoint: {str(path)!r} cannot be used: {error}") from error
     except Exception as error:
         # Both raise many kinds; to the user they are one: not a file of weights.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -80,6 +84,29 @@ def load_checkpoint_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise UserError(f"checkpoint: {str(path)!r} holds a {type(content).__name__}, not a mapping")
     return dict(content)
+
+
+def state_hash(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, shapes, types and bytes of the tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _safetensors(path: Path) -> dict[str, Any]:
+    """The tensors of a file; the format has no checksums, so they are compared with the `STATE_HASH` that ours say."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    state: dict[str, Any] = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        expected = (file.metadata() or {}).get(STATE_HASH)
+    if expected not in (None, state_hash(state)):
+        raise Damaged(f"it is damaged: its tensors are not what {STATE_HASH} says")
+    return state
 
 
 def weights_of(content: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.families import RULES
 from lightning_tas.reading import parse_json, read_json
-from lightning_tas.supernets.checkpoints import adapt_weights
+from lightning_tas.supernets.checkpoints import STATE_HASH, adapt_weights, state_hash
 from lightning_tas.supernets.config import NetOptions
 from lightning_tas.supernets.image_network import describe
 from lightning_tas.supernets.registry import family
@@ -82,4 +82,12 @@ def model_config(net: Any, **pretrained_cfg: Any) -> dict[str, Any]:
 
 
 def _filter(state: dict[str, Tensor], net: Any) -> dict[str, Tensor]:
+    config = Path(net.pretrained_cfg.get("file") or "") / "config.json"
+    if net.pretrained_cfg.get("source") == "local-dir" and config.is_file():
+        expected = read_json(config, key="weights").get(STATE_HASH)
+        if expected not in (None, state_hash(state)):
+            raise UserError(
+                f"weights: those beside {str(config)!r} are damaged, or were changed: they are not what its "
+                f"{STATE_HASH} says"
+            )
     return adapt_weights(state, net)

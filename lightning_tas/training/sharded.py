@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lightning_tas.errors import UserError
+from lightning_tas.launch.files import damage
 from lightning_tas.supernets import load_checkpoint_file
 from lightning_tas.training.entries import EMA, KEY
 
@@ -84,6 +85,9 @@ def content(folder: str | Path) -> dict[str, Any]:
     """
     folder = Path(folder)
     files = shards(folder)
+    for path in (*files.module, *files.optimiser):
+        if (reason := damage(path)) is not None:
+            raise UserError(f"checkpoint: {str(path)!r} is damaged: {reason}")
     modules = [_load(path) for path in files.module]
     optimisers = [_load(path)["optimizer_state_dict"] for path in files.optimiser]
     first = modules[0]
@@ -172,7 +176,7 @@ def _by_rank(paths: Any) -> list[Path]:
 def _load(path: Path) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(list(_UNUSED)):
-            # Mapped: most of a file are moments, which nobody reads here.
+            # Mapped: most of a file are moments, which nobody reads here. `content` and `flaw` have checked it.
             loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch.load raises many kinds for a broken file
         reason = next(iter(str(error).splitlines()), type(error).__name__)

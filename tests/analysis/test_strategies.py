@@ -74,6 +74,9 @@ def test_runs_that_do_not_compare_are_refused(tmp_path: Path) -> None:
         other = write_run(tmp_path / key, 0, table, **{key: value})
         with pytest.raises(UserError, match=f"runs: .*{key}.* has another {key} than"):
             read_runs([one, other])
+    (one / "search.json").write_text(json.dumps({**json.loads((one / "search.json").read_text()), "table_sha256": "0"}))
+    with pytest.raises(UserError, match=r"search\.csv' is damaged"):
+        read_runs([one])
     (one / "search.csv").unlink()
     with pytest.raises(UserError, match=r"has no search\.csv"):
         read_runs([one])

@@ -26,6 +26,7 @@ from lightning_tas.callbacks.search_job import SearchJob
 from lightning_tas.callbacks.search_record import write_winners
 from lightning_tas.costs import cost
 from lightning_tas.evaluator import evaluate
+from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.limits import Region
 from lightning_tas.proxies.score import Score
 from lightning_tas.search.config import LimitsConfig, SearchConfig
@@ -190,15 +191,15 @@ def test_a_latency_table_of_other_conditions_is_measured_anew(
         again = latency_table(small.make_net(), KEPT, tmp_path)
     assert again.to_dict() == table.to_dict() and (tmp_path / LATENCY).read_bytes() == kept
     if "device" in changed:
-        content = json.loads(kept)
+        content = read_json(tmp_path / LATENCY)
         content["conditions"]["device"] = changed["device"]
-        (tmp_path / LATENCY).write_text(json.dumps(content))
+        write_json(tmp_path / LATENCY, content)
     other_net = small.make_net(**changed.get("net", {}))
     asked = replace(KEPT, **changed.get("given", {}))
     with pytest.warns(UserWarning, match=r"latency.json' was measured with other settings or on another device"):
         other = latency_table(other_net, asked, tmp_path, amp_dtype=changed.get("amp_dtype"))
     assert other.samples == asked.latency_repeats and other.conditions.device == "cpu"
-    assert json.loads((tmp_path / LATENCY).read_text()) == json.loads(json.dumps(other.to_dict()))
+    assert read_json(tmp_path / LATENCY) == json.loads(json.dumps(other.to_dict()))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
 from lightning_tas.evaluator import evaluate
 from lightning_tas.launch.checkpoints import RunCheckpoints
-from lightning_tas.launch.files import read_json
 from lightning_tas.launch.metrics import RowBeforeCheckpoint, RunMetrics
 from lightning_tas.search.config import LimitsConfig, SearchConfig
 from lightning_tas.training.retrain import RetrainModule
@@ -235,10 +235,19 @@ def test_a_state_of_other_weights_settings_or_limits_is_not_continued(tmp_path: 
         job = build_job(small.make_net(), seen, LimitsConfig(), around)
         job._restore()
         assert job.strategy.evaluations == kept
-    (tmp_path / search_record.STATE).write_bytes(b"half a file")
-    job = build_job(small.make_net(), search, LimitsConfig(), Surroundings(folder=tmp_path))
-    job._restore()
-    assert job.strategy.evaluations == 0
+
+
+def test_a_damaged_state_is_named_and_nothing_begins_anew(tmp_path: Path, flip: Callable[[Path], None]) -> None:
+    search = SearchConfig(strategy="random", score="snip", batch_size=4, options={"networks": 5})
+    build_job(small.make_net(), search, LimitsConfig(), Surroundings(folder=tmp_path)).run()
+    path = tmp_path / search_record.STATE
+    kept = path.read_bytes()
+    flip(path)
+    for damaged in (path.read_bytes(), b"half a file", b"", kept[:-100]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"search: its state '.*search-state\.pt' cannot be read .*remove the file"):
+            build_job(small.make_net(), search, LimitsConfig(), Surroundings(folder=tmp_path)).run()
+        assert path.read_bytes() == damaged
 
 
 def test_when(tmp_path: Path) -> None:
@@ -360,10 +369,13 @@ def test_a_latency_table_is_kept_for_its_own_conditions(clock: Any, tmp_path: Pa
     assert latency_table(net, given, tmp_path).to_dict() == table.to_dict() and path.read_bytes() == kept
     other = latency_table(net, replace(given, latency_batch=2), tmp_path)
     assert other.conditions.batch_size == 2 and path.read_bytes() != kept
-    for damaged in ("", "{}", "[]", '{"space": 3}', kept.decode()[:-50]):
-        path.write_text(damaged)
-        assert latency_table(net, given, tmp_path).conditions == table.conditions
-        assert read_json(path)["conditions"] == asdict(table.conditions)
+    longer = kept.replace(b'"scale": 0.', b'"scale": 3.').replace(b'"scale": 1.', b'"scale": 3.')
+    assert longer != kept
+    for damaged in (b"", b"{}", b"[]", b'{"space": 3}', kept[:-50], longer):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"limits\.latency: .*latency\.json' .*; remove the file to have them"):
+            latency_table(net, given, tmp_path)
+        assert path.read_bytes() == damaged
 
 
 def test_every_strategy_of_the_issue_has_a_callback() -> None:

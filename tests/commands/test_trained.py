@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from lightning_tas.catalogue import PUBLISHED
 from lightning_tas.commands import build, export, trained
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.entry import main
+from lightning_tas.errors import UserError
 from lightning_tas.launch.files import read_json
 from lightning_tas.launch.results import find_checkpoint, read_selection
 from lightning_tas.supernets import ElasticViT
@@ -109,8 +112,39 @@ def test_mistakes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert sorted(run.rglob("*")) == before
 
 
+def test_damaged_files_of_a_run_are_named_by_every_command(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flip: Callable[[Path], None]
+) -> None:
+    """Their checksums are looked at before they are used: torch and JSON read a flipped bit without a word."""
+    damaged = Path(shutil.copytree(run, tmp_path / "damaged"))
+    checkpoint = find_checkpoint(damaged)
+    flip(checkpoint)
+    search = ("search.strategy=random", "search.score=snip")
+    start = (f"train.from_checkpoint={checkpoint}", "recipe=quickstart", "smoke=true", f"output_dir={tmp_path}")
+    for command, argv in (
+        ("evaluate", ()),
+        ("export", ()),
+        ("score", ("recipe=quickstart", f"output_dir={tmp_path}")),
+        ("search", (*search, f"output_dir={tmp_path}")),
+        ("fit", start),
+    ):
+        given = argv if argv == start else (f"ckpt={damaged}", *argv)
+        message = refused(capsys, command, *given)
+        assert "final.ckpt' cannot be used: it is damaged: the checksum of" in message, (command, message)
+        assert message.split(": ")[1] == ("train.from_checkpoint" if argv == start else "ckpt")
+    label = next(iter(entries(run / "result.json")))
+    for name, word, argv in (
+        ("result.json", '"num_heads": ', [f"ckpt={run}", f"arch={damaged}@{label}"]),
+        ("study.json", '"steps": ', [f"ckpt={damaged}"]),
+    ):
+        text = (damaged / name).read_text()
+        digit = text.index(word) + len(word)
+        (damaged / name).write_text(text[:digit] + str(9 - int(text[digit])) + text[digit + 1 :])
+        assert f"{name}' is damaged, or was edited" in refused(capsys, "evaluate", *argv)
+
+
 @pytest.mark.slow
-def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flip: Callable[[Path], None]) -> None:
     label = list(entries(run / "result.json"))[1]
     target = tmp_path / "exported"
     assert main("export", [f"ckpt={run}", f"arch={label}", f"output_dir={target}"]) == 0
@@ -127,6 +161,11 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     # The run has no random resized crops, so its test images were resized whole.
     assert (described["crop_pct"], described["crop_mode"]) == (1.0, "squash")
     assert "not empty" in refused(capsys, "export", f"ckpt={run}", f"arch={label}", f"output_dir={target}")
+    # A flipped bit is named by timm's loader as by ours, although the format has no checksums.
+    flip(target / "model.safetensors")
+    with pytest.raises(UserError, match="state_sha256"):
+        timm.create_model(f"local-dir:{target}", pretrained=True)
+    assert "is damaged" in refused(capsys, "evaluate", f"ckpt={target / 'model.safetensors'}")
     # Without arch and output_dir: the most accurate network, inside the run.
     assert main("export", [f"ckpt={run}"]) == 0
     top1 = {name: entry["metrics"]["top1"] for name, entry in entries(run / "result.json").items()}

@@ -55,27 +55,19 @@ def test_damage_inside_is_named(tmp_path: Path, kind: str) -> None:
     assert score(path, resume=False).archs == ARCHS
 
 
-@pytest.mark.parametrize("column", range(10))
-@pytest.mark.parametrize("text", ["", '"', "\0", "x", "[1", "-1e"])
-def test_damage_of_any_field_is_named(tmp_path: Path, column: int, text: str) -> None:
+def test_a_flipped_bit_anywhere_in_a_line_is_named(tmp_path: Path) -> None:
+    """The value of a score, too: a digit that became another one is a number like any other."""
     path = tmp_path / "scores.csv"
     one = keeper(path)
     one.begin()
     one.append(row(0)), one.append(row(1)), one.append(row(2))
     finish(one)
-    raw = stream._line(
-        ["\1" if number == column else field for number, field in enumerate(stream._record(row(1), ["params"]))]
-    )
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[2] = raw.replace(b"\1", text.encode())
-    path.write_bytes(b"".join(lines))
-    two = keeper(path)
-    if column in (1, 7) and text not in ('"', "\0"):  # the id and the reason are any text
-        assert len(two.begin()) == 3
-        two.close()
-        return
-    with pytest.raises(UserError, match=r"path: line 3 of '.*scores.csv' is damaged"):
-        two.begin()
+    content = path.read_bytes()
+    start = len(b"".join(content.splitlines(keepends=True)[:2]))
+    for place in range(start, content.index(b"\n", start)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(UserError, match=r"path: line 3 of '.*scores.csv' is damaged"):
+            keeper(path).begin()
 
 
 def test_blank_lines_and_a_torn_line_at_the_end_are_cut(tmp_path: Path) -> None:
@@ -138,7 +130,8 @@ def test_ten_thousand_networks_load_fast_in_little_memory(tmp_path: Path) -> Non
     one.append(row(0))
     finish(one)
     header, line = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(header + b"".join(b"%d%s" % (place, line[1:]) for place in range(number)))
+    after = line.rpartition(b",")[0][1:].decode()  # what follows the place
+    path.write_bytes(header + b"".join(stream.sealed(f"{place}{after}".encode()) for place in range(number)))
     two = keeper(path)
     began = time.process_time()
     assert len(two.begin()) == number
