@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_tas import spaces
 from lightning_tas.callbacks.preferred_selection import PreferredSelection, selection_hash
 from lightning_tas.errors import UserError
+from lightning_tas.launch.files import read_json
 from lightning_tas.samplers import SamplerConfig
 from lightning_tas.search import Selection
 from lightning_tas.search.config import SelectConfig
@@ -143,7 +144,7 @@ def test_every_rank_gets_the_selection_of_rank_0(tmp_path):
     done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
-    assert first == second == json.loads((tmp_path / "selection.json").read_text())
+    assert first == second == read_json(tmp_path / "selection.json")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from lightning_tas.commands.entry import main
+from lightning_tas.launch.files import read_json, write_json
 
 from .compare import compare
 from .launched import fit
@@ -32,10 +32,10 @@ def test_the_end_of_a_phase_is_the_same_again_and_nothing_is_left(
     assert main("fit", study) == 0
     shutil.copytree(straight, killed)
     folder = killed / "runs/quickstart/a"
-    record = json.loads((folder / "study.json").read_text())
+    record = read_json(folder / "study.json")
     record["phases"][1].update(status="running", outputs={})
     record["phases"][2].update(status="pending", outputs={})
-    (folder / "study.json").write_text(json.dumps(record))
+    write_json(folder / "study.json", record)
     for name in LEFT:
         (folder / name).write_text("half")
     if not final:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from lightning_tas.launch.files import read_json, write_json
+
 from .drill import COMBINATIONS, Combination, ranks, run_folder, start
 
 # Bars redraw themselves; rules and blank lines are decoration.
@@ -50,10 +52,10 @@ def measure_again(processes: Any, combination: Combination, home: Path) -> None:
     """Killed while it measured, the run has no fit left that would start its second process."""
     folder = run_folder(home)
     before = json.loads((folder / "result.json").read_text())["architectures"]
-    study = json.loads((folder / "study.json").read_text())
+    study = read_json(folder / "study.json")
     assert study["phases"][-1]["name"] == "measure"
     study["phases"][-1].update(status="running", outputs={})
-    (folder / "study.json").write_text(json.dumps(study))
+    write_json(folder / "study.json", study)
     (folder / "result.json").unlink()
     (again,) = start(processes, combination, home, WANDB_MODE="disabled")
     seen: set[int] = set()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_tas.commands.entry import main
+from lightning_tas.launch.files import read_json, write_json
 
 from .launched import fit, slurm_variables, start
 
@@ -20,10 +21,10 @@ def result(folder: Path) -> list[Any]:
 
 def reopen(folder: Path, phase: str) -> None:
     """Make `phase` of a finished run unfinished."""
-    study = json.loads((folder / "study.json").read_text())
+    study = read_json(folder / "study.json")
     entry = next(entry for entry in study["phases"] if entry["name"] == phase)
     entry.update(status="running", outputs={})
-    (folder / "study.json").write_text(json.dumps(study))
+    write_json(folder / "study.json", study)
     (folder / "result.json").unlink()
 
 

@@ -17,6 +17,7 @@ import torch
 from lightning_tas import samplers
 from lightning_tas.architecture import Architecture
 from lightning_tas.commands.entry import main
+from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.results import comparable
 from lightning_tas.launch.run_folder import RUN_VARIABLE
 from lightning_tas.search import Selection
@@ -171,10 +172,10 @@ def test_a_stopped_run_says_how_it_goes_on(fit, tmp_path, sent, status):
 def test_a_phase_without_a_checkpoint_starts_again_in_metrics_too(fit, whole):
     """Killed before the first checkpoint: nothing of the first attempt may stay in metrics.csv."""
     expected = (whole / "metrics.csv").read_text()
-    study = json.loads((whole / "study.json").read_text())
+    study = read_json(whole / "study.json")
     for phase in study["phases"][1:]:
         phase.update(status="running", outputs={})
-    (whole / "study.json").write_text(json.dumps(study))
+    write_json(whole / "study.json", study)
     for checkpoint in whole.glob("phases/*/checkpoints/*.ckpt"):
         checkpoint.unlink()
     assert fit("whole", "resume=auto")[0] == 0
