@@ -16,6 +16,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
+from lightning_tas.callbacks.contract import check_module
 from lightning_tas.errors import UserError
 from lightning_tas.launch.files import write_json
 from lightning_tas.launch.results import read_selection
@@ -62,6 +63,7 @@ class PreferredSelection(Callback):
         """Select on rank 0, share, configure sampler and validation."""
         if stage != "fit":
             return
+        check_module(pl_module, "select", candidates=True)
         mine = self._record(trainer, pl_module) if trainer.is_global_zero else None
         record: dict[str, Any] = trainer.strategy.broadcast(mine)  # type: ignore[arg-type]  # rank 0 has one
         if self._restored_hash is not None and self._restored_hash != selection_hash(record):
@@ -75,7 +77,7 @@ class PreferredSelection(Callback):
             return read_selection(self.path).to_dict()
         batch = self.batch
         if batch is None and self.select.images == "data":
-            batch = trainer.datamodule.selection_batch  # type: ignore[attr-defined]  # set by Trainer.fit
+            batch = getattr(getattr(trainer, "datamodule", None), "selection_batch", None)
         record = make_selection(pl_module.net, self.select, self.seed, batch).to_dict()  # type: ignore[arg-type]
         if self.path is not None:
             write_json(self.path, record)
@@ -102,7 +104,10 @@ def make_selection(
     targets: torch.Tensor | None = None
     if select.images == "data":
         if batch is None:
-            raise UserError("select.images: 'data' needs a data set to draw the batch from; valid here: gaussian")
+            raise UserError(
+                "select.images: 'data' needs images: a data module with selection_batch(number), or the callback's "
+                "batch=; valid without: gaussian"
+            )
         images, targets = batch(select.batch_size)
     try:
         return select_with(select, net, images=images, targets=targets, seed=seed, progress=True)

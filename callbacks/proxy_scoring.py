@@ -28,6 +28,7 @@ from torch import nn
 from lightning_tas.analysis.plots import save_figure
 from lightning_tas.analysis.plots_scoring import scoring_scatter
 from lightning_tas.architecture import Architecture
+from lightning_tas.callbacks.contract import check_module
 from lightning_tas.callbacks.scoring_record import BASELINES, Column, Record, Scoring
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
@@ -101,10 +102,9 @@ class ProxyScoring(Callback):
     # --- when -------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a module that trains no supernet."""
-        net = getattr(pl_module, "net", None)
-        if stage == "fit" and not (hasattr(net, "subnet") and hasattr(net, "space")):
-            raise UserError(f"scoring: {type(pl_module).__name__} trains no supernet; valid: SupernetModule")
+        """Refuse a module that trains no supernet, or lacks a seed."""
+        if stage == "fit":
+            check_module(pl_module, "scoring", seed=self.seed is None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Score the initial weights, or go on from the record of the checkpoint."""

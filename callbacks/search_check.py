@@ -90,7 +90,9 @@ def check_sources(search: SearchConfig, held_out: bool, images: bool, trains: bo
     """
     judging = judges(search)
     if ACCURACY in judging and not held_out:
-        raise UserError("search.score: 'accuracy' needs held-out images; valid here: proxies")
+        raise UserError(
+            "search.score: 'accuracy' needs held-out images: validation data, or loader=; valid without: proxies"
+        )
     if TRAINED in judging and not trains:
         raise UserError("search.score: 'trained' trains networks of its own, which only the phase 'search' does")
     if search.images == "data" and not images:

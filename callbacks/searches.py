@@ -20,14 +20,16 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_tas.callbacks import search_record
+from lightning_tas.callbacks.contract import check_module, validation_loader
 from lightning_tas.callbacks.proxy_scoring import ends, private_twin, shows_bars
 from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region, check_space
-from lightning_tas.callbacks.search_check import check_search, check_sources
+from lightning_tas.callbacks.search_check import check_search, check_sources, judges
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import AUTOCAST, preserved_rng
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.search.config import CHOICES, LimitsConfig, SearchConfig
+from lightning_tas.search.objective import ACCURACY
 from lightning_tas.training.ema import WeightAverage
 
 
@@ -45,7 +47,8 @@ class SearchCallback(Callback):
         seed: None: the module's.
         folder: where `search.csv`, `search.json`, `search.png`, `result.json` and the state are written; None: the
             folder of the trainer's first logger, else its `default_root_dir`.
-        loader: gives the whole of the held-out images on every process; None: the data module's `search_loader`.
+        loader: gives the whole of the held-out images on every process; None: the data module's `search_loader`, else
+            the validation data of the fit.
         settings: those of `SearchConfig` (mode, proxy_options, batch_size, init, racing, eval_images, ...) and of the
             strategy (population, generations, ...).
 
@@ -113,11 +116,8 @@ class SearchCallback(Callback):
         """Refuse what would only be found out when it is time to search, which may be after days of training."""
         if stage != "fit":
             return
-        net: Any = getattr(pl_module, "net", None)
-        if not (hasattr(net, "subnet") and hasattr(net, "space")):
-            raise UserError(f"search: {type(pl_module).__name__} trains no supernet; valid: SupernetModule")
-        if self.seed is None and not isinstance(getattr(pl_module, "seed", None), int):
-            raise UserError(f"search: {type(pl_module).__name__} has no seed; give the callback one: seed=0")
+        check_module(pl_module, "search", seed=self.seed is None)
+        net: Any = pl_module.net
         data: Any = getattr(trainer, "datamodule", None)
         check_sources(self.search, self._loader(trainer) is not None, hasattr(data, "selection_batch"))
         others = [one for one in trainer.callbacks if isinstance(one, SearchCallback) and one is not self]  # type: ignore[attr-defined]
@@ -134,6 +134,9 @@ class SearchCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare a restored record with the settings; search, where it is the time."""
+        loader = self._loader(trainer)
+        if ACCURACY in judges(self.search) and loader is not None:
+            loader()  # a loader that is not the same on every process ends the run here, not after days of training
         if self._restored is not None:
             self._adopt(self._restored, trainer.global_step)
         if self.search.when == "fit_start" and not self.visits:
@@ -190,7 +193,8 @@ class SearchCallback(Callback):
         return build_job(twin, self.search, self.limits, around)
 
     def _loader(self, trainer: Trainer) -> Callable[[], Any] | None:
-        return self.loader or getattr(getattr(trainer, "datamodule", None), "search_loader", None)
+        own = self.loader or getattr(getattr(trainer, "datamodule", None), "search_loader", None)
+        return own or validation_loader(trainer)
 
     def _into(self, trainer: Trainer) -> Path:
         if self._place is not None:

@@ -217,7 +217,7 @@ def test_users_register_their_own() -> None:
     assert build_sampler(own, SPACE, LIST[:2])(3) == [LIST[1]]
     assert build_sampler(replace(own, source="space"), SPACE, LIST[:2])(3) == [SPACE.largest()]
     text = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "@register" in block)
     exec(compile(code, "docs/training.md", "exec"), {})
     documented = build_sampler(SamplerConfig("largest_too"), SPACE, LIST)
     assert isinstance(documented, Sampler) and LIST[-1] in documented(10) and len(documented(11)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,10 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_tas import callbacks
+from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks import search_record
+from lightning_tas.callbacks.preferred_selection import PreferredSelection
+from lightning_tas.callbacks.proxy_scoring import ProxyScoring
 from lightning_tas.callbacks.search_build import LATENCY, Surroundings, build_job, build_region, latency_table
 from lightning_tas.callbacks.searches import CALLBACKS, AnySearch, EvolutionSearch, RandomSearch
 from lightning_tas.commands.config import CheckpointConfig
@@ -24,7 +28,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.evaluator import evaluate
 from lightning_tas.launch.checkpoints import RunCheckpoints
 from lightning_tas.launch.metrics import RowBeforeCheckpoint, RunMetrics
-from lightning_tas.search.config import LimitsConfig, SearchConfig
+from lightning_tas.search.config import LimitsConfig, SearchConfig, SelectConfig
 from lightning_tas.training.retrain import RetrainModule
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
@@ -61,6 +65,14 @@ def fit(folder: Path, *own: pl.Callback, resume: Path | None = None, restored: i
     ckpt = str(resume) if resume is not None else None
     trainer.fit(module, loader(), loader(), ckpt_path=ckpt, weights_only=True)
     return trainer
+
+
+def plain(folder: Path, *own: pl.Callback) -> pl.Trainer:
+    """As a user makes one."""
+    return pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, callbacks=list(own), logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=str(folder),
+    )  # fmt: skip
 
 
 def checkpoint(folder: Path, step: int) -> Path:
@@ -284,7 +296,6 @@ def test_refusals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("searches", "message"),
     [
-        ([{}], "'accuracy' needs held-out images"),
         ([{"score": "trained"}], "only the phase 'search'"),
         ([{"score": "snip", "images": "data"}], "'data' needs a data set"),
         ([{"score": "snip"}, {"score": "dss"}], "two searches would write into"),
@@ -351,14 +362,61 @@ def test_more_threads_than_processors_are_refused() -> None:
         build_region(small.make_net(), given, measure=False)
 
 
-def test_a_module_without_a_seed_needs_one_of_the_callback() -> None:
-    class Mine(pl.LightningModule):
-        net = small.make_net()
+def documented() -> tuple[type[pl.LightningModule], Any]:
+    """The module and the callbacks of docs/training.md, under "A LightningModule of one's own"."""
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "LightningModule" in block)
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/training.md", "exec"), names)
+    return names["Mine"], names["own"]
+
+
+def test_every_callback_works_in_a_module_of_ones_own(tmp_path: Path) -> None:
+    """The documented one, trained with loaders alone: selection, scoring, and a search by accuracy."""
+    kind, own = documented()
+    module = kind(small.make_net())
+    trainer = plain(tmp_path, *own)
+    trainer.fit(module, loader(), loader())
+    (search,) = (one for one in own if isinstance(one, RandomSearch))
+    (found,) = search.visits
+    best = Architecture.from_dict(found["networks"][0]["arch"])
+    assert found["networks"][0]["score"] == pytest.approx(evaluate(module.net, [best], loader())[0].top1)
+    (scoring,) = (one for one in own if isinstance(one, ProxyScoring))
+    assert [one.epoch for one in scoring.record.scorings] == [0, 1]
+    assert module.candidates and {arch.id for arch in module.trained} <= {one.arch.id for one in module.candidates}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomSearch("snip"), "search: Bare trains no supernet: it has no `net`.*; it has no seed; give"),
+        (lambda: ProxyScoring("snip"), "scoring: Bare trains no supernet: it has no `net`.*; it has no seed; give"),
+        (lambda: PreferredSelection(SelectConfig(), 0), "select: Bare trains no supernet: .*no method set_candidates"),
+    ],
+)
+def test_a_module_is_told_all_that_it_lacks_before_training(make: Any, message: str) -> None:
+    class Bare(pl.LightningModule):
+        pass
+
+    class Other(pl.LightningModule):
+        net = small.make_net().subnet(small.candidates()[0])
 
     trainer = pl.Trainer(logger=False)
-    with pytest.raises(UserError, match="Mine has no seed; give the callback one"):
-        RandomSearch("snip").setup(trainer, Mine(), "fit")
-    RandomSearch("snip", seed=0).setup(trainer, Mine(), "fit")
+    with pytest.raises(UserError, match=message):
+        make().setup(trainer, Bare(), "fit")
+    with pytest.raises(UserError, match=r"its net, a .*, has no space, "):
+        make().setup(trainer, Other(), "fit")
+
+
+def test_accuracy_needs_images_that_all_processes_see_alike(tmp_path: Path) -> None:
+    module = small.make_module(small.make_net())
+    trace = Trace()
+    with pytest.raises(UserError, match="'accuracy' needs held-out images: validation data, or loader="):
+        plain(tmp_path, trace, RandomSearch("accuracy")).fit(module, loader())
+    shuffled = torch.utils.data.DataLoader(loader().dataset, batch_size=8, shuffle=True)
+    with pytest.raises(UserError, match="has a RandomSampler; give it shuffle=False"):
+        plain(tmp_path, trace, RandomSearch("accuracy")).fit(module, loader(), shuffled)
+    assert not trace.steps
 
 
 def test_a_latency_table_is_kept_for_its_own_conditions(clock: Any, tmp_path: Path) -> None:
