@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.search_record import BEST, RECORD, read_found
 from lightning_tas.catalogue import PUBLISHED
+from lightning_tas.class_names import OtherClasses, reordered
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, nearest, neighbour
@@ -116,7 +118,8 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
         global_batch=global_batch(config),
         seed=config.seed,
         sampler_config=config.sampler,
-        class_names=source.class_names,
+        class_names=source.known_names,
+        compare_classes=config.data.class_names == "compare",
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
     if selection is not None:
@@ -194,14 +197,27 @@ def measured_top1(path: Path) -> dict[str, float]:
 def retrain_module(config: Config, source: TASDataModule, arch: Architecture) -> RetrainModule:
     """The Lightning module that trains `arch` alone: fresh weights, or inherited from the supernet `ckpt=`."""
     if config.ckpt is not None:
-        net = load_supernet(find_checkpoint(config.ckpt)).net.subnet(arch)
+        path = find_checkpoint(config.ckpt)
+        loaded = load_supernet(path)
+        net = loaded.net.subnet(arch)
+        try:
+            order = source.order_of(loaded.class_names, f"the weights of {str(path)!r}")
+            net.load_state_dict(reordered(net.state_dict(), order))
+        except OtherClasses:
+            rank_zero_warn(f"ckpt: {str(path)!r} has other classes than the data: the head starts afresh")
+            net.reset_classifier(source.num_classes)
         if net.num_classes != source.num_classes:
             net.reset_classifier(source.num_classes)
     else:
         with seeded(config.seed, "init"):
             net = make_network(arch, **network_options(config, source))
     module = RetrainModule(
-        net, train_config(config), global_batch=global_batch(config), seed=config.seed, class_names=source.class_names
+        net,
+        train_config(config),
+        global_batch=global_batch(config),
+        seed=config.seed,
+        class_names=source.known_names,
+        compare_classes=config.data.class_names == "compare",
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
     return module

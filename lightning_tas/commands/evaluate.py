@@ -64,6 +64,7 @@ def _facts(config: Config, source: trained.Trained, net: Any, data: Any) -> dict
             "name": config.data.name,
             "split": "test",
             "num_classes": data.num_classes,
+            "class_names": data.known_names,
             "img_size": list(data.img_size),
         },
         "checkpoint": str(source.checkpoint),

@@ -56,7 +56,7 @@ def run(config: Config) -> None:
     label, arch = _one(source, config.arch)
     target = _target(config, source, label)
     data = build.data(config)
-    net = trained.fit_to_data(source, data)
+    net = trained.fit_to_data(source, data, compare_names=False)  # it takes the names of its classes along
     alone = net if source.alone else net.subnet(arch)
     make_folder(target.parent)
     # A neighbour of the target, so that moving it there is one step.

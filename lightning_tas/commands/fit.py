@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
+from lightning_tas.data.config import OF_A_NODE as DATA_OF_A_NODE
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
 from lightning_tas.launch.checkpoints import go_back_to, named_checkpoint, phase_index
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 # What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
 NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config", "checkpoint")
-NOT_HASHED_DATA = ("num_workers", "pin_memory")
+NOT_HASHED_DATA = (*DATA_OF_A_NODE, "class_names")
 # What may differ between the nodes of a run.
-OF_A_NODE = ("data.root", "data.num_workers", "data.pin_memory")
+OF_A_NODE = ("data.root", *(f"data.{key}" for key in DATA_OF_A_NODE))
 
 
 def config_hash(config: Config) -> str:

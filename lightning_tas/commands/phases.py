@@ -23,7 +23,7 @@ from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.preferred_selection import PreferredSelection, as_setting, make_selection
 from lightning_tas.callbacks.proxy_scoring import ProxyScoring
-from lightning_tas.commands import build, searching
+from lightning_tas.commands import build, searching, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import facts
@@ -146,7 +146,7 @@ def measure(context: Context) -> Outputs:
     path = _supernet_checkpoint(context, outputs)
     start_processes(context.config.trainer)
     loaded = load_supernet(path)
-    net, began = loaded.net, time.monotonic()
+    net, began = trained.with_classes_of(loaded.net, loaded.class_names, context.data, path), time.monotonic()
     archs, scores = _measured_architectures(context, loaded)
     accuracies = _measure(context, net, dict(archs))
     networks = _specialised(context, net, archs, accuracies, scores)
@@ -357,7 +357,12 @@ def _report(
         networks,
         recipe=config.recipe,
         seed=config.seed,
-        data={"name": config.data.name, "split": "test", "num_classes": context.data.num_classes},
+        data={
+            "name": config.data.name,
+            "split": "test",
+            "num_classes": context.data.num_classes,
+            "class_names": context.data.known_names,
+        },
         limits=_limits(config, context),
         steps=outputs.get("steps"),
         epochs=outputs.get("epochs"),

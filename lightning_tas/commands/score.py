@@ -23,6 +23,7 @@ from lightning_tas.commands import score_report, score_work
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
 from lightning_tas.commands.score_sizes import size_of
+from lightning_tas.data.config import OF_A_NODE as DATA_OF_A_NODE
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
 from lightning_tas.launch.compare import compare, flat
@@ -32,7 +33,7 @@ from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.signals import outside_fit
 
 RECORD, RESULT = "bench.json", "score.json"
-OF_A_NODE = ("data.root", "data.num_workers", "data.pin_memory")
+OF_A_NODE = ("data.root", *(f"data.{key}" for key in DATA_OF_A_NODE))
 
 
 def run(config: Config) -> None:

@@ -20,6 +20,7 @@ from lightning_tas.commands import build, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.data import TASDataModule
+from lightning_tas.data.config import OF_A_NODE
 from lightning_tas.errors import UserError
 from lightning_tas.evaluator import AUTOCAST
 from lightning_tas.launch.trainer import start_processes
@@ -142,7 +143,7 @@ def surroundings(context: Context) -> Surroundings:
 
 def identity(config: Config) -> dict[str, Any]:
     """What decides scores besides supernet and search: the images, and how networks are trained to be judged."""
-    data = {key: value for key, value in asdict(config.data).items() if key not in ("num_workers", "pin_memory")}
+    data = {key: value for key, value in asdict(config.data).items() if key not in OF_A_NODE}
     trains = TRAINED in judges(config.search)
     return {"data": data, "train": [asdict(config.train), asdict(config.trainer)] if trains else None}
 
@@ -192,7 +193,7 @@ def _of_checkpoint(config: Config, data: TASDataModule) -> Any:
     source = trained.load(config)
     if source.alone:
         raise UserError(f"ckpt: {str(source.checkpoint)!r} is one network alone; a search needs a supernet")
-    return trained.fit_to_data(source, data)
+    return trained.fit_to_data(source, data, compare_names=sees_images(config))
 
 
 def place(config: Config, planning: bool = False) -> tuple[torch.device, torch.dtype | None]:

@@ -31,6 +31,7 @@ def overrides(tree: Any) -> dict[str, Any]:
         **processes,
         "data.name": "synthetic",
         "data.root": None,
+        "data.class_names": "ignore",
         "data.img_size": side,
         "data.num_classes": min(int(tree.data.num_classes or 10), 10),
         "data.batch_size": 8,

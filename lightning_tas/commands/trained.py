@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isqrt
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.search_record import RECORD, read_found
 from lightning_tas.catalogue import PUBLISHED, SPACES
+from lightning_tas.class_names import OtherClasses, reordered
 from lightning_tas.commands import build
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
@@ -113,8 +115,14 @@ def chosen(trained: Trained, given: Any) -> dict[str, Architecture]:
     return found
 
 
-def fit_to_data(trained: Trained, data: TASDataModule) -> Any:
-    """The network for the images of `data`: itself, or one of another size with its positions resampled."""
+def fit_to_data(trained: Trained, data: TASDataModule, compare_names: bool = True) -> Any:
+    """The network for the images of `data`: itself, or one of another size with its positions resampled.
+
+    Its classes are put into the order of those of the data, by name; without `compare_names` the data are not opened.
+
+    Raises:
+        UserError: it has other classes or channels.
+    """
     net = trained.net
     for key, own, theirs in (
         ("num_classes", net.num_classes, data.num_classes),
@@ -125,6 +133,8 @@ def fit_to_data(trained: Trained, data: TASDataModule) -> Any:
                 f"data.{key}: data.name={data.config.name} gives {theirs}, but the network of "
                 f"{str(trained.checkpoint)!r} has {own}"
             )
+    if compare_names:
+        net = with_classes_of(net, trained.class_names, data, trained.checkpoint)
     if tuple(net.img_size) == tuple(data.img_size):
         return net
     options = {**net.options, "img_size": list(data.img_size)}
@@ -136,6 +146,23 @@ def fit_to_data(trained: Trained, data: TASDataModule) -> Any:
         resized.bias_rule = net.bias_rule
     load_weights(resized, net.state_dict(), net.grid_size)
     return resized.eval()
+
+
+def with_classes_of(net: Any, names: Sequence[str] | None, data: TASDataModule, checkpoint: Path) -> Any:
+    """`net`, which tells the classes `names` apart, or a copy of it with them in the order of those of `data`.
+
+    Raises:
+        UserError: the data have other classes.
+    """
+    try:
+        order = data.order_of(names, f"the weights of {str(checkpoint)!r}")
+    except OtherClasses as error:
+        raise UserError(f"ckpt: {error}") from None
+    if order is None:
+        return net
+    net = copy.deepcopy(net)
+    net.load_state_dict(reordered(net.state_dict(), order))
+    return net
 
 
 def _named(trained: Trained, given: Any) -> tuple[str, Architecture]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,8 @@ def synthetic(config: DataConfig) -> ImageData:
         part = SyntheticImages(facts.img_size, facts.in_chans, facts.num_classes, count, f"synthetic-{purpose}")
         small = count * facts.in_chans * math.prod(facts.img_size) <= _IN_MEMORY
         parts.append(ArrayImages(np.stack([part[i][0] for i in range(count)]), part.targets) if small else part)
-    return _image_data(facts, parts, [f"class_{i}" for i in range(facts.num_classes)])
+    data = _image_data(facts, parts, [f"class_{i}" for i in range(facts.num_classes)])
+    return replace(data, named=False)
 
 
 # ---- shared ----------------------------------------------------------------------------------------------------------

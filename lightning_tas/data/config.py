@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_tas.class_names import POLICIES
 from lightning_tas.errors import UserError, unknown
 
 CROPS = ("rrc", "pad", "none")
+OF_A_NODE = ("num_workers", "pin_memory", "cache_dir")  # how images get here, not which
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "random")
 ERASE_MODES = ("pixel", "rand", "const")
 _AUTO_AUGMENT_NAMES = ("rand", "augmix", "original", "originalr", "v0", "v0r", "3a")
@@ -28,6 +30,7 @@ class DataConfig:
     name: str = "digits"  # digits, synthetic, fashion_mnist, imagenet, folder, ..., MODULE:FUNCTION; timm: hfds/..
     root: str | None = None  # folder (or tar file) of the data; not needed by digits and synthetic
     download: bool = False  # let torchvision fetch what is missing into root
+    class_names: str = "compare"  # where trained weights meet the data: compare | ignore (classes by their numbers)
     cache_dir: str | None = None  # where lists of large image folders are kept; null: ~/.cache/lightning_tas
     exif: bool = True  # turn photographs upright as their EXIF orientation says
     batch_size: int = 128  # per process
@@ -87,7 +90,7 @@ def check(config: DataConfig) -> None:
         )
     if config.color_jitter < 0:
         raise UserError(f"data.color_jitter: {config.color_jitter!r} is not valid; valid: 0 (off) or above")
-    for key, choices in (("crop", CROPS), ("interpolation", INTERPOLATIONS), ("remode", ERASE_MODES)):
+    for key, choices in _CHOICES.items():
         if getattr(config, key) not in choices:
             raise unknown(f"data.{key}", getattr(config, key), choices)
     _check_range("crop_scale", config.crop_scale, upper=1.0)
@@ -98,6 +101,7 @@ def check(config: DataConfig) -> None:
         size_pair(config.img_size)
 
 
+_CHOICES = {"class_names": POLICIES, "crop": CROPS, "interpolation": INTERPOLATIONS, "remode": ERASE_MODES}
 _LEAST = {
     "batch_size": 1,
     "eval_batch_size": 1,
@@ -109,7 +113,7 @@ _LEAST = {
     "recount": 1,
     "repeated_aug": 1,
 }
-assert set(_LEAST) <= {f.name for f in dataclasses.fields(DataConfig)}
+assert set(_LEAST) | set(_CHOICES) <= {f.name for f in dataclasses.fields(DataConfig)}
 
 
 def _check_range(key: str, value: Sequence[float], upper: float) -> None:

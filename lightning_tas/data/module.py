@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from lightning_tas.class_names import class_order
 from lightning_tas.data.augment import Pipeline
 from lightning_tas.data.config import DataConfig, check, size_pair
 from lightning_tas.data.dataset import AugmentedImages
@@ -93,6 +95,22 @@ class TASDataModule(pl.LightningDataModule):
         return self.load().class_names
 
     @property
+    def known_names(self) -> list[str] | None:
+        """Names of the classes; None where the data have but numbers for them."""
+        data = self.load()
+        return data.class_names if data.named else None
+
+    def order_of(self, names: Sequence[str] | None, what: str) -> list[int] | None:
+        """Where these classes are among the `names` of the weights `what`, see `class_names.class_order`.
+
+        Raises:
+            OtherClasses: other names, unless `data.class_names` is "ignore".
+        """
+        if names is None or self.config.class_names == "ignore":
+            return None
+        return class_order(names, self.known_names, what)
+
+    @property
     def num_train(self) -> int:
         """Images that an epoch without repeated augmentation trains on."""
         if self._splits is not None:
@@ -160,7 +178,7 @@ class TASDataModule(pl.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint that was trained on other classes."""
-        if state_dict["class_names"] != self.class_names:
+        if state_dict["class_names"] != self.class_names and self.config.class_names != "ignore":
             raise UserError(
                 f"resume: the checkpoint was trained on {len(state_dict['class_names'])} classes of "
                 f"data.name={state_dict['name']} ({', '.join(state_dict['class_names'][:3])}, ...); now data.name="

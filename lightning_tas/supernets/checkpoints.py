@@ -144,8 +144,12 @@ def load_reference(net: Any, state_dict: Mapping[str, Any], source: str) -> None
         net.bias_rule = found.bias_rule
 
 
-def load_weights(net: Any, state_dict: Mapping[str, Any], grid_size: tuple[int, int] | None = None) -> None:
+def load_weights(
+    net: Any, state_dict: Mapping[str, Any], grid_size: tuple[int, int] | None = None, same_classes: bool = True
+) -> None:
     """Load our own or renamed weights into a supernet or a stand-alone network, bridging grid, classes and channels.
+
+    Without `same_classes` the head starts afresh, also where it is of the same size.
 
     `grid_size` is the checkpoint's (rows, columns) of patches, needed only where it cannot be read from the weights: a
     grid that is not square without relative position. `net` is unchanged when a `UserError` is raised.
@@ -153,9 +157,10 @@ def load_weights(net: Any, state_dict: Mapping[str, Any], grid_size: tuple[int, 
     own = net.state_dict()
     state = _adapt_channels(adapt_weights(weights_of(state_dict), net, grid_size), own)
     theirs, ours = _classes(state), _classes(own)
-    if theirs != ours:
+    fresh = theirs != ours or not same_classes
+    if fresh:
         state = {k: v for k, v in state.items() if not k.startswith("head.")}
-    missing = [k for k in own if k not in state and not (theirs != ours and k.startswith("head."))]
+    missing = [k for k in own if k not in state and not (fresh and k.startswith("head."))]
     unexpected = [k for k in state if k not in own]
     shapes = [
         f"{k} {tuple(v.shape)} for {tuple(own[k].shape)}"
@@ -166,9 +171,10 @@ def load_weights(net: Any, state_dict: Mapping[str, Any], grid_size: tuple[int, 
         parts = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
         lines = [f"{what} ({len(names)}): {', '.join(names[:8])}" for what, names in parts.items() if names]
         raise UserError("checkpoint does not fit the network: " + "; ".join(lines))
-    if theirs != ours:
+    if fresh:
         fate = "starts afresh" if ours else "is left out"
-        warnings.warn(f"the checkpoint has {theirs} classes and the network {ours}: the head {fate}", stacklevel=3)
+        why = f"{theirs} classes and the network {ours}" if theirs != ours else "other classes than the data"
+        warnings.warn(f"the checkpoint has {why}: the head {fate}", stacklevel=3)
         net.init_module(net.head)
     net.load_state_dict(state, strict=False)
 

@@ -8,7 +8,7 @@ names; ``torch.load(weights_only=True)`` reads it. Where the weights were averag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.class_names import OtherClasses, class_order, reordered
 from lightning_tas.errors import UserError, as_key, unknown
 from lightning_tas.search import Candidate
 from lightning_tas.spaces import SearchSpace
@@ -139,12 +140,13 @@ def load_network(path: str | Path, weights: Weights = "auto") -> LoadedNetwork:
 
 
 @as_key("train.from_checkpoint")
-def initialise(net: nn.Module, path: str | Path) -> None:
+def initialise(net: nn.Module, path: str | Path, class_names: Sequence[str] | None = None) -> None:
     """Start `net` from the weights at `path`: a training checkpoint (averaged weights where it has them) or our own
     plain state dict.
 
-    A stand-alone network inherits its slice of a supernet's checkpoint. Another patch grid is resampled; a head for
-    other classes begins afresh, with one warning.
+    A stand-alone network inherits its slice of a supernet's checkpoint. Another patch grid is resampled. With
+    `class_names`, those of the data, a head for the same classes in another order is mapped by name; one for other
+    classes begins afresh, with one warning.
 
     Raises:
         UserError: no such file, or its weights do not fit; `net` is unchanged then.
@@ -159,4 +161,10 @@ def initialise(net: nn.Module, path: str | Path) -> None:
         state = load_supernet(path).net.subnet_state(arch)
     else:
         state, _ = weights_of(content, "auto", path)
-    load_weights(net, state, NetOptions.read(saved["model"]).grid_size)
+    same_classes = True
+    if len(saved["class_names"] or ()) == len(class_names or ()):  # else the head's size tells
+        try:
+            state = reordered(state, class_order(saved["class_names"], class_names, f"the weights of {str(path)!r}"))
+        except OtherClasses:
+            same_classes = False
+    load_weights(net, state, NetOptions.read(saved["model"]).grid_size, same_classes)

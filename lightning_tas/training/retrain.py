@@ -21,6 +21,7 @@ class RetrainModule(ClassifierModule):
         train: the recipe; `train.from_checkpoint` may be a supernet's checkpoint, then its weights for this
             architecture are inherited, or a network's.
         global_batch, seed, class_names: see `ClassifierModule`.
+        compare_classes: whether `train.from_checkpoint` heeds the names of its classes.
 
     Logs ``train/loss``, ``train/lr`` and ``val/{top1,top5,loss}``.
     """
@@ -36,10 +37,11 @@ class RetrainModule(ClassifierModule):
         global_batch: int,
         seed: int = 0,
         class_names: Sequence[str] | None = None,
+        compare_classes: bool = True,
     ) -> None:
         super().__init__(net, train, global_batch, seed, class_names)
         if train.from_checkpoint is not None:
-            initialise(net, train.from_checkpoint)
+            initialise(net, train.from_checkpoint, self.class_names if compare_classes else None)
 
     def architectures(self, step: int) -> list[Architecture | None]:
         return [None]

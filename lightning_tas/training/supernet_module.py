@@ -40,6 +40,7 @@ class SupernetModule(ClassifierModule):
         net: the supernet; ``net.space`` and ``net.options`` go into checkpoints.
         sampler: the architectures of a step; None: built from `sampler_config` when first needed.
         train, global_batch, seed, class_names: see `ClassifierModule`.
+        compare_classes: whether `train.from_checkpoint` heeds the names of its classes.
         report: what validation measures, label to architecture; the default is the space's smallest, middle and
             largest, or all candidates.
         sampler_config: settings of the sampler where none is given; it draws from the candidates if
@@ -61,6 +62,7 @@ class SupernetModule(ClassifierModule):
         report: Mapping[str, Architecture] | None = None,
         class_names: Sequence[str] | None = None,
         sampler_config: SamplerConfig | None = None,
+        compare_classes: bool = True,
     ) -> None:
         super().__init__(net, train, global_batch, seed, class_names)
         self.candidates: list[Candidate] = []
@@ -72,7 +74,7 @@ class SupernetModule(ClassifierModule):
         self._report = dict(report) if report is not None else None
         self._sizes: dict[Architecture, int] = {}
         if train.from_checkpoint is not None:
-            initialise(net, train.from_checkpoint)
+            initialise(net, train.from_checkpoint, self.class_names if compare_classes else None)
 
     @property
     def space(self) -> SearchSpace:
