@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_tas import plugins
 from lightning_tas.commands import recipes, schema, score_keys, search_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
@@ -36,7 +37,7 @@ VERBATIM = ("recipe", "config", "run", "output_dir", "resume", *_PATHS)
 # The same, unless they are written out as a mapping.
 VERBATIM_OR_MAPPING = ("arch", "space")
 # What config=RUN/config.yaml does not repeat: which run it was, and how it was started.
-NOT_REPEATED = ("config", "run", "resume", "plan")
+NOT_REPEATED = ("config", "run", "resume", "plan", "trust")
 _CHOICES = ("recipe", "config")
 RESUMABLE = ("fit", "search", "score")
 # One of these beside its config.yaml makes a folder that of a run.
@@ -65,7 +66,10 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
             raise UserError(f"{setting.key}: given twice, as {settings[setting.key].text!r} and {setting.text!r}")
         settings[setting.key] = setting
     base = _base(command, {key: setting.value for key, setting in settings.items()})
+    plugins.allow({key: setting.value for key, setting in settings.items()}, base.origin)
     for part in base.lineage():
+        if part.values.get("trust"):
+            raise UserError(f"{part.origin}: trust: no file can say this of itself; say it on the command line")
         for key, value in part.values.items():
             schema.check(key, value, part.origin)
     given = [setting for key, setting in settings.items() if key not in _CHOICES]
@@ -197,6 +201,9 @@ def _repeated(path: Path, key: str) -> recipes.Recipe:
     if not path.is_file():
         raise absent(key, path, "give the config.yaml of a run, or its folder")
     values = recipes.read(path, str(path), key)
+    recipes.check_interpolations(
+        values, str(path), most=0
+    )  # a run writes values; these could read its reader's secrets
     label = str(values.get("recipe") or "")
     return _without(recipes.Recipe(label, str(path), values, (), repeated=True), NOT_REPEATED)
 

@@ -108,6 +108,7 @@ class Config:
     space: Any = "autoformer_tiny"  # a name, a file, or the space itself
     phases: list[str] = field(default_factory=lambda: ["supernet", "measure"])  # select, supernet, search, measure, ...
     plan: bool = False  # print sizes, steps, costs and memory, or how long scoring takes; do nothing
+    trust: bool = False  # import code (MODULE:NAME) that a recipe or a run's config.yaml names; of a command line only
     smoke: bool = False  # run the whole recipe in seconds on synthetic data
     logger: Any = "csv"  # further loggers: csv (always on), tensorboard, wandb, or a list
     wandb: WandbConfig = field(default_factory=WandbConfig)

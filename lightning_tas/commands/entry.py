@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from lightning_tas import plugins
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
 from lightning_tas.launch.early import drop_save_signal, hold_save_signal
@@ -37,7 +38,8 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         if command in ("fit", "search"):
             hold_save_signal()
         group.meet()
-        group.together(lambda: _run(command, arguments))
+        with plugins.command_line():
+            group.together(lambda: _run(command, arguments))
         return 0
     except UserError as error:
         # One line, also where it quotes what a library wrote on several.

@@ -24,13 +24,14 @@ from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.signals import outside_fit
 from lightning_tas.launch.study import FINISHED, Study, read_study
 from lightning_tas.launch.trainer import check_trainer, world_size
+from lightning_tas.plugins import trust_argument
 
 if TYPE_CHECKING:
     from lightning_tas.commands.phases import Context
     from lightning_tas.data import TASDataModule
 
 # What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
-NOT_HASHED = ("run", "output_dir", "resume", "plan", "logger", "wandb", "config", "checkpoint")
+NOT_HASHED = ("run", "output_dir", "resume", "plan", "trust", "logger", "wandb", "config", "checkpoint")
 NOT_HASHED_DATA = (*DATA_OF_A_NODE, "class_names")
 # What may differ between the nodes of a run.
 OF_A_NODE = ("data.root", *(f"data.{key}" for key in DATA_OF_A_NODE))
@@ -127,7 +128,7 @@ def _go_back(config: Config, study: Study) -> None:
 
 def _told(error: BaseException, folder: RunFolder, command: str) -> BaseException:
     """What a run ends with: signals and lost processes say how it goes on, everything else is `error` itself."""
-    after = f"python -m lightning_tas.{command} resume={folder.path} continues it"
+    after = f"python -m lightning_tas.{command} resume={folder.path}{trust_argument()} continues it"
     if isinstance(error, KeyboardInterrupt):
         return Stopped(f"stopped by Ctrl-C; {after}", group.INTERRUPTED)
     if isinstance(error, SIGTERMException):

@@ -120,7 +120,7 @@ def read(source: Traversable, origin: str, key: str = GROUP) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def check_interpolations(values: Any, origin: str) -> None:
+def check_interpolations(values: Any, origin: str, most: int = 100) -> None:
     """Refuse what ``${...}`` could blow up: one that leads to others stands for a value as large as all of them.
 
     n of them in a chain, several side by side in each link, are resolved at most 3^(n/3) times.
@@ -135,7 +135,7 @@ def check_interpolations(values: Any, origin: str) -> None:
         elif isinstance(one, str):
             number += one.count("${")
             weight += len(one) // 100
-    if number and (number > 100 or weight * 3 ** (number / 3) > MAX_RESOLVED):
+    if number and (number > most or weight * 3 ** (number / 3) > MAX_RESOLVED):
         raise UserError(f"{origin}: {number} interpolations (${{...}}) are too many; write values out")
 
 

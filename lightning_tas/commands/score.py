@@ -31,6 +31,7 @@ from lightning_tas.launch.files import read_json, remove_temporaries, write_json
 from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.signals import outside_fit
+from lightning_tas.plugins import trust_argument
 
 RECORD, RESULT = "bench.json", "score.json"
 OF_A_NODE = ("data.root", *(f"data.{key}" for key in DATA_OF_A_NODE))
@@ -112,7 +113,7 @@ def _work(config: Config, job: score_work.Job, folder: RunFolder, loggers: RunLo
 
 
 def _told(error: BaseException, folder: RunFolder) -> BaseException:
-    after = f"python -m lightning_tas.score resume={folder.path} continues it"
+    after = f"python -m lightning_tas.score resume={folder.path}{trust_argument()} continues it"
     if isinstance(error, KeyboardInterrupt):
         return Stopped(f"stopped by Ctrl-C; {after}", group.INTERRUPTED)
     if isinstance(error, SIGTERMException):

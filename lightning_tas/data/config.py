@@ -14,10 +14,13 @@ from typing import Any
 
 from lightning_tas.class_names import POLICIES
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.plugins import check_asked
 
 CROPS = ("rrc", "pad", "none")
 OF_A_NODE = ("num_workers", "pin_memory", "cache_dir")  # how images get here, not which
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "random")
+TIMM_PREFIXES = ("torch/", "hfds/", "wds/", "tfds/", "hfids/")
+"""Names that begin so are of timm's factory."""
 ERASE_MODES = ("pixel", "rand", "const")
 _AUTO_AUGMENT_NAMES = ("rand", "augmix", "original", "originalr", "v0", "v0r", "3a")
 _AUTO_AUGMENT_WORDS = re.compile(r"(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+[0-9.,]*)*")
@@ -74,6 +77,8 @@ def size_pair(value: Any, key: str = "data.img_size") -> tuple[int, int]:
 
 def check(config: DataConfig) -> None:
     """Raise UserError for settings that no data set can satisfy."""
+    if ":" in config.name and not config.name.startswith(TIMM_PREFIXES):
+        check_asked("data.name", config.name)
     for key, least in _LEAST.items():
         value = getattr(config, key)
         if value is not None and (isinstance(value, bool) or value < least or value != int(value)):

@@ -1,13 +1,12 @@
 """Which data sets exist, and how users add theirs.
 
 A data set is a function `(config: DataConfig) -> ImageData`, made known by the decorator `register`, by an entry point
-of the group `lightning_tas.datasets`, or written out as `data.name=package.module:function`.
+of the group `lightning_tas.datasets`, or, decorated, by its place as `data.name=package.module:function`.
 """
 
 from __future__ import annotations
 
 import bisect
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -18,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lightning_tas.data.config import DataConfig
+from lightning_tas.data.config import TIMM_PREFIXES, DataConfig
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.plugins import resolve
 
 GROUP = "lightning_tas.datasets"
-TIMM_PREFIXES = ("torch/", "hfds/", "wds/", "tfds/", "hfids/")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -142,24 +141,17 @@ def find(name: str) -> Entry:
             load = point.load()
             # A function that carries the decorator has registered itself, with its facts, under some name.
             return next((e for e in _ENTRIES.values() if e.load is load), Entry(name, load, _Known(None)))
-    if ":" in name:
-        return Entry(name, _imported(name), _Known(None))
     for prefix in TIMM_PREFIXES:
         if name.startswith(prefix):
             return _ENTRIES[prefix]
+    if ":" in name:
+        return _ENTRIES[resolve("data.name", name, _loads, "lightning_tas.data.register")]
     valid = [n for n in names() if n not in TIMM_PREFIXES]
     raise unknown("data.name", name, [*valid, "torch/...", "hfds/...", "wds/...", "package.module:function"])
 
 
-def _imported(name: str) -> Load:
-    module, _, function = name.partition(":")
-    try:
-        load = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"data.name: {name!r} cannot be imported: {error}") from error
-    if not callable(load):
-        raise UserError(f"data.name: {name!r} is not a function (config) -> ImageData")
-    return load  # type: ignore[no-any-return]
+def _loads() -> dict[str, Load]:
+    return {name: entry.load for name, entry in _ENTRIES.items()}
 
 
 def targets_of(dataset: Any) -> np.ndarray:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.plugins import resolve
 
 if TYPE_CHECKING:
     from lightning_tas.proxies.probe import Measured, Probe
@@ -289,26 +290,32 @@ def _load() -> None:
 def proxies() -> dict[str, Proxy]:
     """All proxies by name, with their metadata, in the order in which tables list them."""
     _load()
+    functions = _functions()
 
     def place(one: Proxy) -> int:
-        made = one.combine or one.factory
-        while isinstance(made, functools.partial):
-            made = made.args[0]
-        module = str(getattr(made, "__module__", None)).rpartition(".")[2]
+        module = str(getattr(functions[one.name], "__module__", None)).rpartition(".")[2]
         return _MODULES.index(module) if module in _MODULES else len(_MODULES)
 
     # Modules import one another, so the order of registration says nothing.
     return {one.name: one for one in sorted(_PROXIES.values(), key=place)}
 
 
+def _functions() -> dict[str, Any]:
+    """What was decorated, by the names of the proxies."""
+    _load()
+    found = {}
+    for name, one in _PROXIES.items():
+        made: Any = one.combine or one.factory
+        while isinstance(made, functools.partial):
+            made = made.args[0]
+        found[name] = made
+    return found
+
+
 def proxy(name: str) -> Proxy:
-    """The proxy called `name`, or NAME of "MODULE:NAME" once that is imported; `UserError` with the nearest one."""
+    """The proxy called `name`, or that of "MODULE:NAME", see `plugins.resolve`; `UserError` with the nearest one."""
     if isinstance(name, str) and ":" in name:
-        module, _, name = name.partition(":")
-        try:
-            importlib.import_module(module)
-        except (ImportError, ValueError) as error:  # ValueError: the name is empty or relative
-            raise UserError(f"proxy: '{module}:{name}' cannot be imported: {error}") from error
+        name = resolve("proxy", name, _functions, "lightning_tas.proxies.register")
     known = proxies()
     if not isinstance(name, str) or name not in known:
         raise unknown("proxy", name, known)

@@ -115,7 +115,7 @@ def test_an_own_proxy(argv: list[str], tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("absent_module:widths", ["bench.proxies", "absent_module:widths", "No module named"]),
         (":widths", ["bench.proxies"]),
-        ("json:snp", ["bench.proxies: 'snp'", "'snip'"]),
+        ("json:snp", ["bench.proxies: 'json:snp' is not registered", "'snip'"]),
     ],
 )
 def test_own_proxies_that_are_none(

@@ -215,18 +215,26 @@ def test_registered_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_named_by_module_and_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of the function or the one it is registered under; never what nobody has registered."""
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     monkeypatch.setitem(sys.modules, "stripes_module", SimpleNamespace(stripes=stripes))  # type: ignore[arg-type]
-    assert_striped(module(name="stripes_module:stripes"))
+    for name in ("stripes_module:stripes", "os:system", f"{__name__}:stripes"):
+        with pytest.raises(UserError, match=f"data.name: '{name}' is not registered; decorate it"):
+            module(name=name)
+    register("my_stripes")(stripes)
+    for name in ("stripes_module:stripes", f"{__name__}:my_stripes"):
+        assert_striped(module(name=name))
+    with pytest.raises(UserError, match=r"registered in .*: my_stripes\. Did you mean 'my_stripes'"):
+        module(name=f"{__name__}:my_stripe")
+    with pytest.raises(UserError, match=r"data.name: .no_such_module:f. cannot be imported: No module"):
+        module(name="no_such_module:f")
 
 
 def test_plain_torch_data_set_without_a_list_of_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [(np.full((6, 6), i, np.uint8), i % 3) for i in range(30)]
-    monkeypatch.setitem(
-        sys.modules,
-        "plain_module",
-        SimpleNamespace(load=lambda c: ImageData(items, items[:9], ["a", "b", "c"], (6, 6), 1, (0.5,), (0.2,))),  # type: ignore[arg-type]
-    )
-    m = module(name="plain_module:load", batch_size=4, search_val=6, auto_augment="rand-m9-mstd0.5-inc1")
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    register("plain")(lambda config: ImageData(items, items[:9], ["a", "b", "c"], (6, 6), 1, (0.5,), (0.2,)))  # type: ignore[arg-type]
+    m = module(name="plain", batch_size=4, search_val=6, auto_augment="rand-m9-mstd0.5-inc1")
     assert m.num_train == 24
     assert sorted(torch.cat([y for _, y in m.val_dataloader()]).tolist()) == [0, 0, 1, 1, 2, 2]
     assert next(iter(m.train_dataloader()))[0].shape == (4, 1, 6, 6)
