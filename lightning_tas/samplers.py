@@ -6,7 +6,8 @@ resumed run continues with exactly those of the uninterrupted one.
 
 Every sampler draws from one `Source`: the candidates where a selection ran, else the space. `uniform` (AutoFormer),
 `sandwich` (S3, PreNAS's option), `preferred` (uniform over candidates) and `balanced` (PreNAS, eq. 11) are built in;
-`register` adds a user's own under a name, as does the entry point group ``lightning_tas.samplers``.
+`register` adds a user's own under a name, as does the entry point group ``lightning_tas.samplers``; commands import it
+by ``sampler.name=MODULE:NAME``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Protocol, runtime_checkable
 from lightning_tas.architecture import Architecture
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.plugins import resolve
 from lightning_tas.randomness import derive, numpy_generator
 from lightning_tas.spaces import SearchSpace
 
@@ -210,7 +212,7 @@ def sandwich(
 class SamplerConfig:
     """Which sub-networks a training step takes, and how their gradients are combined."""
 
-    name: str = "uniform"  # uniform, sandwich; preferred, balanced (after the phase select); or a registered one
+    name: str = "uniform"  # uniform, sandwich; preferred, balanced (after the phase select); an own one: MODULE:NAME
     source: str | None = None  # what it draws from: candidates, space; None: candidates where a selection ran
     middle: int = 2  # of the sandwich: networks between the smallest and the largest
     reduce: str = "mean"  # gradients of a step's networks: mean (PreNAS), sum (S3); AdamW cares little, clipping does
@@ -264,15 +266,25 @@ def build_sampler(
     Raises:
         UserError: an unknown name or source, or nothing to draw from.
     """
-    if config.name in _BUILDERS:
-        builder = _BUILDERS[config.name]
-    else:
-        others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-        if config.name not in others:
-            raise unknown("sampler.name", config.name, names())
-        builder = others[config.name].load()
+    builder = find(config.name)
     check_source(config, candidates is not None)
-    return builder(config, Source.of(space, candidates, config.source), seed)
+    made = builder(config, Source.of(space, candidates, config.source), seed)
+    if not isinstance(made, Sampler):
+        lacking = [name for name in ("archs", "covers_all_parameters", "__call__") if not hasattr(made, name)]
+        raise UserError(f"sampler.name: {config.name!r} gives a {type(made).__name__} without {', '.join(lacking)}")
+    return made
+
+
+def find(name: str) -> Builder:
+    """The builder called `name`, or NAME of "MODULE:NAME" once that is imported; `UserError` with the nearest one."""
+    if ":" in name:
+        name = resolve("sampler.name", name, lambda: _BUILDERS, "lightning_tas.samplers.register")
+    if name not in _BUILDERS:
+        others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+        if name not in others:
+            raise unknown("sampler.name", name, names())
+        register(name)(others[name].load())
+    return _BUILDERS[name]
 
 
 def check_source(config: SamplerConfig, selected: bool) -> None:

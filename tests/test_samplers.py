@@ -221,6 +221,12 @@ def test_users_register_their_own() -> None:
     exec(compile(code, "docs/training.md", "exec"), {})
     documented = build_sampler(SamplerConfig("largest_too"), SPACE, LIST)
     assert isinstance(documented, Sampler) and LIST[-1] in documented(10) and len(documented(11)) == 1
+    register("test_no_sampler")(lambda config, source, seed: source)
+    with pytest.raises(UserError, match="'test_no_sampler' gives a Source without covers_all_parameters, __call__"):
+        build_sampler(SamplerConfig("test_no_sampler"), SPACE)
+    for name, message in (("nowhere:mine", "cannot be imported"), ("lightning_tas.samplers:mine", "is not registered")):
+        with pytest.raises(UserError, match=f"sampler.name: '{name}' {message}"):
+            build_sampler(SamplerConfig(name), SPACE)
     with pytest.raises(UserError, match="registered already"):
         register("uniform")(build)
 

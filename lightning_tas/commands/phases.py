@@ -18,6 +18,7 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from lightning_tas import samplers
 from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
@@ -174,6 +175,8 @@ def check(config: Config) -> None:
     for name in config.phases:
         if name not in PHASES:
             raise unknown("phases", name, PHASES)
+    if "supernet" in config.phases:
+        samplers.find(config.sampler.name)
     check_loggers(config)
     check_settings(config.checkpoint)
     searching.check(config)

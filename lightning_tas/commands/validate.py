@@ -10,6 +10,7 @@ from typing import Any
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.schema import all_keys
 from lightning_tas.errors import UserError, absent, unknown
+from lightning_tas.plugins import check_asked
 from lightning_tas.search import config as searches
 
 PHASES = ("select", "supernet", "search", "measure", "retrain")
@@ -185,7 +186,9 @@ def _trainer(config: Config) -> None:
 def _sampler(config: Config) -> None:
     from lightning_tas import samplers
 
-    if config.sampler.name not in samplers.names():
+    if ":" in config.sampler.name:
+        check_asked("sampler.name", config.sampler.name)  # imported where it is built
+    elif config.sampler.name not in samplers.names():
         raise unknown("sampler.name", config.sampler.name, samplers.names())
     if "supernet" in config.phases:
         samplers.check_source(config.sampler, "select" in config.phases)

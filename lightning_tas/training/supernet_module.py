@@ -89,6 +89,11 @@ class SupernetModule(ClassifierModule):
         if self._built is None:
             archs = [candidate.arch for candidate in self.candidates] or None
             self._built = build_sampler(self._sampler_config, self.space, archs, self.seed)
+            first = self._built(0)
+            if not first:
+                raise UserError(f"sampler.name: {self._sampler_config.name!r} gives no network for step 0")
+            for arch in first:
+                self.net.check(arch)
         return self._built
 
     def set_candidates(self, candidates: Sequence[Candidate]) -> None:

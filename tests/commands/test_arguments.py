@@ -73,6 +73,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([Q, "trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches: 0", "1 or above"]),
     ([Q, "checkpoint.every_n_steps=0"], ["checkpoint.every_n_steps: 0", "1 or above"]),
     ([Q, "sampler.name=balancd"], ["sampler.name: 'balancd'", "Did you mean 'balanced'"]),
+    ([Q, "sampler.name=nowhere:mine"], ["sampler.name: 'nowhere:mine' cannot be imported"]),
     ([Q, "sampler.source=space"], ["sampler.source: 'space'", "'balanced'", "sampler.name=uniform"]),
     ([Q, "sampler.source=spce"], ["sampler.source: 'spce'", "Did you mean 'space'"]),
     ([Q, "phases=[supernet]", "sampler.name=uniform", "sampler.source=candidates"], ["sampler.source", "'select'"]),

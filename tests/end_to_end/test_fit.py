@@ -14,7 +14,6 @@ import warnings
 import pytest
 import torch
 
-from lightning_tas import samplers
 from lightning_tas.architecture import Architecture
 from lightning_tas.commands.entry import main
 from lightning_tas.launch.files import read_json, write_json
@@ -25,6 +24,18 @@ from lightning_tas.training.checkpoint import load_supernet
 from lightning_tas.training.supernet_module import SupernetModule
 
 from .conftest import arguments, command, result
+
+OWN_SAMPLER = """
+from lightning_tas.samplers import Uniform, register
+
+@register("late")
+class Late(Uniform):
+    def __init__(self, config, source, seed):
+        super().__init__(source, seed)
+
+    def __call__(self, step):
+        return super().__call__(step + 1000)
+"""
 
 
 @pytest.fixture
@@ -53,8 +64,10 @@ def test_a_study_writes_the_promised_folder(whole, capsys):
     assert [phase["status"] for phase in study["phases"]] == ["finished"] * 3
 
 
-@pytest.mark.parametrize(("name", "source"), [("sandwich", "null"), ("uniform", "space"), ("e2e_own", "candidates")])
-def test_what_is_trained_is_said_everywhere(fit, capsys, monkeypatch, name, source):
+@pytest.mark.parametrize(
+    ("name", "source"), [("sandwich", "null"), ("uniform", "space"), ("e2e_own:Late", "candidates")]
+)
+def test_what_is_trained_is_said_everywhere(fit, capsys, monkeypatch, tmp_path, name, source):
     """The candidates by every sampler, unless the whole space is asked for: in steps, checkpoint, result and table."""
     trained: set[Architecture] = set()
     draw = SupernetModule.architectures
@@ -64,8 +77,8 @@ def test_what_is_trained_is_said_everywhere(fit, capsys, monkeypatch, name, sour
         return draw(self, step)
 
     monkeypatch.setattr(SupernetModule, "architectures", spy)
-    if name not in samplers.names():
-        samplers.register(name)(lambda config, source, seed: samplers.Uniform(source, seed + 1))
+    (tmp_path / "e2e_own.py").write_text(OWN_SAMPLER)
+    monkeypatch.syspath_prepend(tmp_path)
     given = [f"sampler.name={name}", f"sampler.source={source}", "select.cut_supernet=true", "data.batch_size=16"]
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
