@@ -36,8 +36,10 @@ from lightning_tas.training.retrain import RetrainModule
 from lightning_tas.training.supernet_module import SupernetModule
 
 
-def data(config: Config) -> TASDataModule:
-    """The data module; a missing data set is a UserError here, before any work."""
+def data(config: Config, known: TASDataModule | None = None) -> TASDataModule:
+    """The data module, or `known` where that is of the same data; a missing data set is a UserError here."""
+    if known is not None and known.config == config.data:
+        return known
     return TASDataModule(config.data, seed=config.seed)
 
 

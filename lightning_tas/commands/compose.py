@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_tas import plugins
-from lightning_tas.commands import recipes, schema, score_keys, search_keys, smoke
+from lightning_tas.commands import per_phase, recipes, schema, score_keys, search_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError, absent
@@ -38,6 +38,9 @@ VERBATIM = ("recipe", "config", "run", "output_dir", "resume", *_PATHS)
 VERBATIM_OR_MAPPING = ("arch", "space")
 # What config=RUN/config.yaml does not repeat: which run it was, and how it was started.
 NOT_REPEATED = ("config", "run", "resume", "plan", "trust")
+NOT_OF_CKPT = ("arch", "ckpt", "source", "output_dir")
+# What a command looks for in a run; evaluate and export take what was trained last.
+WANTED = {"search": "supernet", "score": "supernet"}
 _CHOICES = ("recipe", "config")
 RESUMABLE = ("fit", "search", "score")
 # One of these beside its config.yaml makes a folder that of a run.
@@ -73,13 +76,13 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
         for key, value in part.values.items():
             schema.check(key, value, part.origin)
     given = [setting for key, setting in settings.items() if key not in _CHOICES]
-    own = search_keys.belongings((part.values for part in base.lineage()), {s.key: s.value for s in given})
-    tree = _compose(base, given, own)
+    values = {setting.key: setting.value for setting in given}
+    own = search_keys.belongings((part.values for part in base.lineage()), values)
+    phased = per_phase.settings(base.lineage(), values, Config().phases)
+    tree = _compose(base, given, own, phased)
     # A repeated run has its smoke values written out already, also those that its command line overrode.
     if tree.smoke and ("smoke" in settings or not base.repeated):
-        for key, value in smoke.overrides(tree).items():
-            if key not in settings:
-                OmegaConf.update(tree, key, value, merge=False)  # options are given whole
+        smoke.apply(tree, settings)
     config = _to_object(tree)
     config.recipe = base.name
     validate(config)
@@ -100,6 +103,8 @@ def _remarks(command: str, keys: Iterable[str], config: Config, own: search_keys
         yield f"limits of the recipe are dropped: they are of the space {own.space!r}; give limits.params=[LOW,HIGH]"
     for key, reason in _without_effect(command, keys, config):
         yield f"{key} is ignored: {reason}"
+    for key, reason in per_phase.overridden(keys, config):
+        yield f"{key} is not that of every phase: {reason}"
 
 
 def _without_effect(command: str, keys: Iterable[str], config: Config) -> Iterable[tuple[str, str]]:
@@ -126,7 +131,8 @@ def parse(argument: str) -> Setting:
     if key == "bench" and not value.startswith("{"):
         key = "bench.path"  # the one key of this group that every bench has
     schema.check_key(key)
-    if key in VERBATIM or (key in VERBATIM_OR_MAPPING and not value.startswith("{")):
+    inner = per_phase.split(key)[1] if per_phase.is_per_phase(key) else key
+    if inner in VERBATIM or (key in VERBATIM_OR_MAPPING and not value.startswith("{")):
         return _verbatim(key, value)
     check_argument(argument)
     try:
@@ -171,7 +177,7 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
             return _repeated(run, key)
         if run is not None and key == "ckpt" and command != "fit":
             # What a run was started from says nothing about what to evaluate now.
-            return _without(_repeated(run, key), ("arch", "ckpt", "source", "output_dir"))
+            return _without(_as_trained(_repeated(run, key), given[key], command), NOT_OF_CKPT)
     if command == "fit":
         raise UserError(
             f"recipe: nothing to do; name one with recipe=NAME; valid: {', '.join(recipes.packaged())}. "
@@ -208,6 +214,19 @@ def _repeated(path: Path, key: str) -> recipes.Recipe:
     return _without(recipes.Recipe(label, str(path), values, (), repeated=True), NOT_REPEATED)
 
 
+def _as_trained(recipe: recipes.Recipe, ckpt: Any, command: str) -> recipes.Recipe:
+    """The settings of the phase whose checkpoint `ckpt` means, as those of the run; a search has a phase of its own."""
+    own = recipe.values.get(per_phase.KEY)
+    if not own or command == "search":
+        return recipe
+    from lightning_tas.launch.results import find_checkpoint
+
+    place = find_checkpoint(str(ckpt), phase=WANTED.get(command)).resolve().parents[1].name
+    groups = own.get(place.partition("-")[2]) or {}
+    merged = {name: {**recipe.values[name], **values} for name, values in groups.items()}
+    return replace(recipe, values={**recipe.values, **merged, per_phase.KEY: None})
+
+
 def _without(recipe: recipes.Recipe, keys: Sequence[str]) -> recipes.Recipe:
     return replace(recipe, values={key: value for key, value in recipe.values.items() if key not in keys})
 
@@ -220,13 +239,15 @@ def _config_above(path: Path) -> Path | None:
     return None
 
 
-def _compose(base: recipes.Recipe, settings: Sequence[Setting], found: search_keys.Belongings) -> DictConfig:
+def _compose(
+    base: recipes.Recipe, settings: Sequence[Setting], found: search_keys.Belongings, phased: Mapping[str, Any] | None
+) -> DictConfig:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     names = recipes.register(base)
     store.store(name="config", node={"defaults": ["schema", {recipes.GROUP: names}, "_self_"]})
     free = [setting for setting in settings if setting.key.partition(".")[0] in VERBATIM_OR_MAPPING]
-    own = [setting for setting in settings if search_keys.is_option(setting.key)]
+    own = [s for s in settings if search_keys.is_option(s.key) or per_phase.is_per_phase(s.key)]
     try:
         with initialize(config_path=None, version_base="1.3"):
             composed = compose("config", [setting.text for setting in settings if setting not in free + own])
@@ -238,6 +259,7 @@ def _compose(base: recipes.Recipe, settings: Sequence[Setting], found: search_ke
         for setting in sorted(free, key=lambda setting: setting.key.count(".")):
             _set_free(tree, setting)
         OmegaConf.update(tree, search_keys.OPTIONS, found.options or None, merge=False)
+        OmegaConf.update(tree, per_phase.KEY, phased, merge=False)
         for name in LIMITED:
             OmegaConf.update(tree, f"limits.{name}", found.limits.get(name), merge=False)
     except (HydraException, OmegaConfBaseException) as error:

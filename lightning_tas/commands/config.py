@@ -107,6 +107,7 @@ class Config:
     source: str | None = None  # whose official checkpoint `ckpt` is: autoformer, prenas
     space: Any = "autoformer_tiny"  # a name, a file, or the space itself
     phases: list[str] = field(default_factory=lambda: ["supernet", "measure"])  # select, supernet, search, measure, ...
+    per_phase: dict[str, Any] | None = None  # of one phase: {retrain: {train: {lr: 1e-3}}}; a second one: supernet-2
     plan: bool = False  # print sizes, steps, costs and memory, or how long scoring takes; do nothing
     trust: bool = False  # import code (MODULE:NAME) that a recipe or a run's config.yaml names; of a command line only
     smoke: bool = False  # run the whole recipe in seconds on synthetic data

@@ -7,11 +7,12 @@ import json
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from lightning_tas.commands import per_phase
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
 from lightning_tas.data.config import OF_A_NODE as DATA_OF_A_NODE
@@ -22,7 +23,7 @@ from lightning_tas.launch.compare import compare, flat
 from lightning_tas.launch.files import remove_temporaries, write_json, write_text
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.signals import outside_fit
-from lightning_tas.launch.study import FINISHED, Study, read_study
+from lightning_tas.launch.study import FINISHED, Study, phase_labels, read_study
 from lightning_tas.launch.trainer import check_trainer, world_size
 from lightning_tas.plugins import trust_argument
 
@@ -39,9 +40,15 @@ OF_A_NODE = ("data.root", *(f"data.{key}" for key in DATA_OF_A_NODE))
 
 def config_hash(config: Config) -> str:
     """Hash of everything in the resolved recipe that decides the result."""
-    decided = {key: value for key, value in asdict(config).items() if key not in NOT_HASHED}
-    decided["data"] = {key: value for key, value in decided["data"].items() if key not in NOT_HASHED_DATA}
+    own = list(per_phase.configs(config).values()) if config.per_phase else []
+    decided = [_decided(settings) for settings in (config, *own)]
     return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _decided(config: Config) -> dict[str, Any]:
+    decided = {key: value for key, value in asdict(config).items() if key not in (*NOT_HASHED, per_phase.KEY)}
+    decided["data"] = {key: value for key, value in decided["data"].items() if key not in NOT_HASHED_DATA}
+    return decided
 
 
 def run(config: Config, command: str = "fit") -> None:
@@ -50,7 +57,7 @@ def run(config: Config, command: str = "fit") -> None:
     command: what the user typed, fit or search: it continues the run when this one is stopped.
     """
     from lightning_tas.callbacks.search_build import LATENCY
-    from lightning_tas.commands import build, phases
+    from lightning_tas.commands import phases
 
     if config.plan:
         from lightning_tas.commands import plan
@@ -58,16 +65,13 @@ def run(config: Config, command: str = "fit") -> None:
         if group.rank() == 0:
             plan.show(config)
         return
-    check_trainer(config.trainer, config.train)
+    for settings in per_phase.configs(config).values():
+        check_trainer(settings.trainer, settings.train)
     group.join(config.trainer.accelerator)
-    compare("launch", flat(asdict(config), leave_out=OF_A_NODE))
+    compare("launch", flat(asdict(config), leave_out=(*OF_A_NODE, per_phase.KEY)) | _flat_phases(config))
     folder = group.first(lambda: locate(config))
     phases.check(config)
-    data = build.data(config)
-    if phases.needs_data(config):
-        data.load()  # a missing data set ends the command here, with nothing written
-        settings = config.trainer
-        data.check_batches(world_size(settings), settings.limit_train_batches, settings.limit_val_batches)
+    data = _data(config)
     measured = phases.check_selection(config, data, folder.path)
     made = folder.missing()
     group.barrier()  # no process has found a mistake
@@ -85,6 +89,27 @@ def run(config: Config, command: str = "fit") -> None:
         folder.forget()
 
 
+def _flat_phases(config: Config) -> dict[str, str]:
+    """The settings of single phases, as `compare` takes them."""
+    given = per_phase.dotted(config.per_phase)
+    return flat({key: value for key, value in given.items() if key.partition(".")[2] not in OF_A_NODE}, "per_phase.")
+
+
+def _data(config: Config) -> TASDataModule:
+    """The data of the first phase, those of all opened: a missing data set ends the command with nothing written."""
+    from lightning_tas.commands import build, phases
+
+    first = data = None
+    for settings in per_phase.configs(config).values():
+        data, trainer = build.data(settings, data), settings.trainer
+        first = first or data
+        if phases.needs_data(config):
+            data.load()
+            data.check_batches(world_size(trainer), trainer.limit_train_batches, trainer.limit_val_batches)
+    assert first is not None
+    return first
+
+
 def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: list[Path], command: str) -> None:
     """Run the phases; on a user's mistake, remove the folders just `made` unless a phase or an epoch has finished."""
     from lightning_tas.commands import phases
@@ -93,7 +118,9 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         remove_temporaries(folder.path)
     if group.rank() == 0 and not folder.study.exists():
         write_text(folder.config, to_yaml(config))  # first: whatever has a study can be resumed from its configuration
-    study = group.first(lambda: Study(folder.study, config.phases, config_hash(config), group.rank() == 0))
+    study = group.first(
+        lambda: Study(folder.study, phase_labels(config.phases), config_hash(config), group.rank() == 0)
+    )
     study.write = group.rank() == 0
     _go_back(config, study)
     context = phases.Context(config, folder, study, data_module=data)
@@ -120,8 +147,9 @@ def _go_back(config: Config, study: Study) -> None:
     if named is None:
         return
     index = phase_index(named)
-    if named.parents[1].name != f"{index:02d}-{dict(enumerate(config.phases)).get(index)}":
-        raise UserError(f"resume: {config.resume!r} is of no phase of this run; they are {config.phases}")
+    labels = phase_labels(config.phases)
+    if named.parents[1].name != f"{index:02d}-{dict(enumerate(labels)).get(index)}":
+        raise UserError(f"resume: {config.resume!r} is of no phase of this run; they are {labels}")
     group.first(lambda: go_back_to(named) if group.rank() == 0 else None)
     study.reopen(index)
 
@@ -143,15 +171,15 @@ def _run_phases(context: Context) -> None:
     """Run every phase that is not finished."""
     from lightning_tas.commands.phases import PHASES
 
-    names, study = context.config.phases, context.study
-    for index, name in enumerate(names):
+    labels, study = phase_labels(context.recipe.phases), context.study
+    for index, label in enumerate(labels):
         if study.status(index) == FINISHED:
             continue
         context.index = index
         study.start(index)
-        say(f"phase {index + 1}/{len(names)}: {name}")
+        say(f"phase {index + 1}/{len(labels)}: {label}")
         # Where only rank 0 has something to do (the selection), the others wait here for it, or for its error.
-        study.finish(index, group.broadcast(PHASES[name](context)))
+        study.finish(index, group.broadcast(PHASES[per_phase.kind(label)](context)))
         group.barrier()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.preferred_selection import PreferredSelection, as_setting, make_selection
 from lightning_tas.callbacks.proxy_scoring import ProxyScoring
-from lightning_tas.commands import build, searching, trained
+from lightning_tas.commands import build, per_phase, searching, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import facts
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import Stopped, UserError, unknown
+from lightning_tas.errors import Stopped, UserError
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.agreement import Agreement
@@ -39,7 +39,7 @@ from lightning_tas.launch.files import write_json
 from lightning_tas.launch.loggers import RunLoggers, check_loggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
 from lightning_tas.launch.run_folder import RunFolder, global_rank
-from lightning_tas.launch.study import Study
+from lightning_tas.launch.study import Study, phase_labels
 from lightning_tas.launch.trainer import FINAL, build_trainer, start_processes
 from lightning_tas.search import Selection
 from lightning_tas.search.preferred import check_bins
@@ -49,13 +49,15 @@ from lightning_tas.training.module import DIVERGED, ClassifierModule
 from lightning_tas.training.supernet_module import SupernetModule
 
 Outputs = dict[str, Any]
+# Whose accuracies the picture of a phase shows.
+WEIGHTS = {"measure": "inherited weights", "retrain": "trained alone"}
 
 
 @dataclass
 class Context:
-    """What every phase of a run sees."""
+    """What every phase of a run sees; `config`, `label` and `data` are those of phase `index`."""
 
-    config: Config
+    recipe: Config
     folder: RunFolder
     study: Study
     index: int = 0
@@ -64,13 +66,27 @@ class Context:
     loggers: RunLoggers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.loggers = RunLoggers(self.config, self.folder)
+        self.loggers = RunLoggers(self.recipe, self.folder)
+
+    @property
+    def label(self) -> str:
+        """What the phase is called in this run: `supernet`, `supernet-2`."""
+        return phase_labels(self.recipe.phases)[self.index]
+
+    @property
+    def config(self) -> Config:
+        """The settings of the phase, starting from the checkpoint of an earlier one where they name that."""
+        config = per_phase.configs(self.recipe)[self.label]
+        outputs = self.study.outputs_of(config.train.from_checkpoint)
+        if "checkpoint" not in outputs:
+            return config
+        start = str(self.folder.path / outputs["checkpoint"])
+        return replace(config, train=replace(config.train, from_checkpoint=start))
 
     @property
     def data(self) -> TASDataModule:
-        """The data module, made once and shared by the phases."""
-        if self.data_module is None:
-            self.data_module = build.data(self.config)
+        """The data module, made once for all phases in a row that have the same data."""
+        self.data_module = build.data(self.config, self.data_module)
         return self.data_module
 
     @property
@@ -121,9 +137,9 @@ def supernet(context: Context) -> Outputs:
     if searching.inside_fit(config):
         callbacks.append(searching.callback(context))
     module = build.supernet_module(config, context.data, selection)
-    say(f"supernet: training {module.trained}")
-    trainer = _fit(context, "supernet", module, callbacks)
-    return _checkpoint_outputs(context, "supernet", trainer)
+    say(f"{context.label}: training {module.trained}")
+    trainer = _fit(context, module, callbacks)
+    return _checkpoint_outputs(context, trainer)
 
 
 def retrain(context: Context) -> Outputs:
@@ -131,8 +147,8 @@ def retrain(context: Context) -> Outputs:
     config = context.config
     label, arch = build.one_architecture(config, context.study, context.folder)
     module = build.retrain_module(config, context.data, arch)
-    trainer = _fit(context, "retrain", module)
-    outputs = _checkpoint_outputs(context, "retrain", trainer)
+    trainer = _fit(context, module)
+    outputs = _checkpoint_outputs(context, trainer)
     loaded, began = load_network(context.folder.path / outputs["checkpoint"]), time.monotonic()
     accuracies = _measure(context, loaded.net, {label: None})
     networks = _specialised(context, loaded.net, {label: arch}, accuracies, {})
@@ -147,7 +163,7 @@ def measure(context: Context) -> Outputs:
     path = _supernet_checkpoint(context, outputs)
     start_processes(context.config.trainer)
     loaded = load_supernet(path)
-    net, began = trained.with_classes_of(loaded.net, loaded.class_names, context.data, path), time.monotonic()
+    net, began = trained.fitted(loaded.net, context.data, path, loaded.class_names), time.monotonic()
     archs, scores = _measured_architectures(context, loaded)
     accuracies = _measure(context, net, dict(archs))
     networks = _specialised(context, net, archs, accuracies, scores)
@@ -172,20 +188,14 @@ PHASES: dict[str, Callable[[Context], Outputs]] = {
 
 def check(config: Config) -> None:
     """Refuse a list of phases that cannot work, before anything is written."""
-    for name in config.phases:
-        if name not in PHASES:
-            raise unknown("phases", name, PHASES)
-    if "supernet" in config.phases:
-        samplers.find(config.sampler.name)
     check_loggers(config)
-    check_settings(config.checkpoint)
-    searching.check(config)
+    for label, settings in per_phase.configs(config).items():
+        check_settings(settings.checkpoint)
+        if per_phase.kind(label) == "supernet":
+            samplers.find(settings.sampler.name)
+    searching.check(per_phase.of_kind(config, "search", "supernet"))
     if config.scoring.proxies and "supernet" not in config.phases:
         rank_zero_warn(f"scoring is ignored: it goes with the phase 'supernet', and phases is {config.phases}")
-    places = [list(PHASES).index(name) for name in config.phases]
-    if places != sorted(places):
-        ordered = [name for name in PHASES if name in config.phases]
-        raise UserError(f"phases: {config.phases} is not valid; valid in this order: {ordered}")
     if "measure" in config.phases and "supernet" not in config.phases and config.ckpt is None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
     if "retrain" in config.phases and config.arch is None and not {"measure", "search"} & set(config.phases):
@@ -204,10 +214,12 @@ def check_selection(config: Config, data: TASDataModule, folder: Path) -> dict[s
 
     Returns latencies that had to be measured for it, to be kept.
     """
-    measured = searching.check_limits(config, data, folder)
+    searches = per_phase.of_kind(config, "search", "supernet")
+    measured = searching.check_limits(searches, build.data(searches, data), folder)
     if "select" in config.phases:
+        selects = per_phase.of_kind(config, "select")
         with torch.device("meta"):
-            net = make_supernet(build.space(config), **build.network_options(config, data))
+            net = make_supernet(build.space(config), **build.network_options(selects, build.data(selects, data)))
         try:
             check_bins(config.select, net)
         except UserError as error:
@@ -215,9 +227,9 @@ def check_selection(config: Config, data: TASDataModule, folder: Path) -> dict[s
     return measured
 
 
-def _fit(context: Context, phase: str, module: ClassifierModule, callbacks: Sequence[Callback] = ()) -> Trainer:
+def _fit(context: Context, module: ClassifierModule, callbacks: Sequence[Callback] = ()) -> Trainer:
     """Run `Trainer.fit` for this phase, continuing its last checkpoint if there is one."""
-    config = context.config
+    config, phase = context.config, context.label
     # Without a checkpoint the phase starts again at step 0, whatever it had logged.
     resumed, step = group.first(lambda: newest_whole(context.folder.checkpoints(context.index, phase)))
     say(f"{phase}: {facts(config, context.data)}")
@@ -283,9 +295,9 @@ def _if_stopped(trainer: Trainer) -> None:
         raise KeyboardInterrupt
 
 
-def _checkpoint_outputs(context: Context, phase: str, trainer: Trainer) -> Outputs:
+def _checkpoint_outputs(context: Context, trainer: Trainer) -> Outputs:
     """Write what the phase hands on, as one ordinary file also where DeepSpeed keeps shards."""
-    folder = context.folder.checkpoints(context.index, phase)
+    folder = context.folder.checkpoints(context.index, context.label)
     path = folder / FINAL
     # The last epoch's, not a new one: Lightning's progress in that would tell whether the run was resumed there.
     last = trainer.strategy.broadcast(of_step(folder, trainer.global_step))
@@ -307,7 +319,7 @@ def _supernet_checkpoint(context: Context, outputs: Mapping[str, Any]) -> Path:
         return context.folder.path / outputs["checkpoint"]
     if context.config.ckpt is None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
-    return find_checkpoint(context.config.ckpt)
+    return find_checkpoint(context.config.ckpt, phase="supernet")
 
 
 def _measured_architectures(
@@ -351,7 +363,10 @@ def _specialised(
 def _report(
     context: Context, networks: list[Specialised], outputs: Outputs, state: Mapping[str, torch.Tensor], seconds: float
 ) -> None:
-    """Write `result.json` and the accuracy picture, print the table of specialised networks."""
+    """Write `result.json` and the accuracy picture, print the table of specialised networks.
+
+    The phase keeps a `result.json` of its own: that of the run is of the last phase that measures.
+    """
     if not context.main:
         return
     config, folder = context.config, context.folder
@@ -381,10 +396,11 @@ def _report(
         host=provenance.host(),
         timing={"measure_seconds": seconds, "run_seconds": time.monotonic() - context.started},
     )
+    write_json(folder.phase(context.index, context.label) / folder.result.name, record)
     labels = [network.label for network in networks]
     top1 = [network.metrics["top1"] for network in networks]
     params, samples = [network.params for network in networks], int(networks[0].metrics["samples"])
-    figure = accuracy_over_params(labels, params, {"inherited weights": top1}, samples)
+    figure = accuracy_over_params(labels, params, {WEIGHTS[per_phase.kind(context.label)]: top1}, samples)
     picture = folder.path / "accuracy.png"
     save_figure(figure, picture)
     context.loggers.log_result(record, picture)

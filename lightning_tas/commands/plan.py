@@ -15,17 +15,19 @@ from lightning_tas.callbacks.latency_limit import foresee
 from lightning_tas.callbacks.preferred_selection import make_selection
 from lightning_tas.callbacks.search_build import build_region, latency_settings
 from lightning_tas.callbacks.search_check import EXACT
-from lightning_tas.commands import build, searching
+from lightning_tas.commands import build, per_phase, searching
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import Facts, facts
 from lightning_tas.commands.phases import check, selection_table
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
+from lightning_tas.errors import typed
 from lightning_tas.families import widths
 from lightning_tas.launch.trainer import world_size
 from lightning_tas.limits import span
 from lightning_tas.samplers import build_sampler
+from lightning_tas.search import Selection
 from lightning_tas.search.objective import Objective
 from lightning_tas.search.strategy import build_strategy
 from lightning_tas.supernets import supernet as make_supernet
@@ -48,31 +50,48 @@ class Budget:
 
 
 def show(config: Config) -> None:
-    """Print the plan. Selection runs for real where the recipe selects: it trains nothing."""
+    """Print the plan, phase by phase. Selection runs for real where the recipe selects: it trains nothing."""
     check(config)
     data = build.data(config)
-    data.check_batches(world_size(config.trainer), config.trainer.limit_train_batches)
-    with torch.device("meta"):
-        net = make_supernet(build.space(config), **build.network_options(config, data)) if config.space else None
-    if net is None:
-        _show_retrain(config, data)
-        return
     say(f"recipe {config.recipe}: {config.data.name}, {data.num_train:,} training images, {data.num_classes} classes")
-    say(space_table(net))
-    archs: list[Architecture] = []
-    if "select" in config.phases:
-        real = build.supernet(config, data).to(build.device(config, planning=True))
-        selection = make_selection(real, config.select, config.seed, data.selection_batch)
-        archs = list(selection.archs)
-        with torch.device("meta"):
-            net = make_supernet(build.training_space(config, selection), **build.network_options(config, data))
-        say("\npreferred architectures\n" + selection_table(selection))
-    if config.search.strategy is not None and {"search", "supernet"} & set(config.phases):
-        say("\nsearch\n" + search_table(config, net))
-    if "supernet" in config.phases:
-        say("\nsupernet training\n" + budget_table(budget(config, data, net, archs)))
-    if "retrain" in config.phases:
-        _show_winner(config, data, net)
+    if config.space is not None:
+        say(space_table(_on_meta(config, data, None)))
+    selection = None
+    for number, (label, settings) in enumerate(per_phase.configs(config).items(), 1):
+        data, kind = build.data(settings, data), per_phase.kind(label)
+        data.check_batches(world_size(settings.trainer), settings.trainer.limit_train_batches)
+        say(f"\nphase {number}/{len(config.phases)}: {label}{_own(config, label)}")
+        if kind == "select":
+            selection = _show_selection(settings, data)
+        elif kind in ("supernet", "search"):
+            net = _on_meta(settings, data, selection)
+            if kind == "search" or searching.inside_fit(settings):
+                say(search_table(settings, net))
+            if kind == "supernet":
+                say(budget_table(budget(settings, data, net, selection.archs if selection is not None else [])))
+        elif kind == "measure":
+            say(f"accuracies with inherited weights on the test set of {settings.data.name}")
+        else:
+            _show_retrain(settings, data)
+
+
+def _own(config: Config, label: str) -> str:
+    """What a phase has of its own, behind its name."""
+    own = per_phase.dotted({label: (config.per_phase or {}).get(label)})
+    return "; its own: " + " ".join(f"{key.partition('.')[2]}={typed(own[key])}" for key in own) if own else ""
+
+
+def _on_meta(config: Config, data: TASDataModule, selection: Selection | None) -> Any:
+    """The supernet without memory for its weights."""
+    with torch.device("meta"):
+        return make_supernet(build.training_space(config, selection), **build.network_options(config, data))
+
+
+def _show_selection(config: Config, data: TASDataModule) -> Selection:
+    real = build.supernet(config, data).to(build.device(config, planning=True))
+    selection = make_selection(real, config.select, config.seed, data.selection_batch)
+    say("preferred architectures\n" + selection_table(selection))
+    return selection
 
 
 def search_table(config: Config, net: Any) -> str:
@@ -104,24 +123,21 @@ def search_table(config: Config, net: Any) -> str:
     return text_table(["quantity", "value"], rows)
 
 
-def _show_winner(config: Config, data: TASDataModule, net: Any) -> None:
-    """The training of what a search will find: of a network from within the limits, in its place."""
-    region = build_region(net, config.limits, measure=False)
-    arch = net.space.decode(region.sample(config.seed, 1))[0]
+def _show_retrain(config: Config, data: TASDataModule) -> None:
+    """The training of a network alone: the one that is named, else one from within the limits, which stands for it."""
+    if config.arch is not None:
+        label, arch = build.architecture(config.arch)
+    else:
+        region = build_region(_on_meta(config, data, None), config.limits, measure=False)
+        label, arch = (
+            "a random network in place of the one found",
+            region.space.decode(region.sample(config.seed, 1))[0],
+        )
     with torch.device("meta"):
         alone = build.make_network(arch, **build.network_options(config, data))
     price = cost(arch, alone)
-    say(f"\ntraining of the network found (here: a random one, {price.params / 1e6:.3f} M params)")
+    say(f"{label}, {price.params / 1e6:.3f} M params, {price.macs / 1e9:.4f} GMACs")
     say(budget_table(_budget(config, data, alone, float(price.macs), None)))
-
-
-def _show_retrain(config: Config, data: TASDataModule) -> None:
-    label, arch = build.architecture(config.arch)
-    with torch.device("meta"):
-        net = build.make_network(arch, **build.network_options(config, data))
-    price = cost(arch, net)
-    say(f"recipe {config.recipe}: {label}, {price.params / 1e6:.3f} M params, {price.macs / 1e9:.4f} GMACs")
-    say(budget_table(_budget(config, data, net, float(price.macs), None)))
 
 
 def space_table(net: Any) -> str:

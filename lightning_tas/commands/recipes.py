@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_tas.commands import per_phase
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.reading import parse_yaml, read_text
 
@@ -93,7 +94,7 @@ def register(recipe: Recipe) -> list[str]:
     for i, part in enumerate(parts):
         # Numbered: a user's file may have the name of the recipe that it inherits from.
         names.append(f"{i:02d}_{part.name}")
-        later = {key for other in parts[i + 1 :] for key in WHOLE if key in other.values}
+        later = {key for other in parts[i + 1 :] for key in WHOLE if key in other.values} | {per_phase.KEY}
         node = {key: value for key, value in part.values.items() if key not in later}
         if isinstance(node.get("search"), dict):  # they go with the strategy: see `search_keys`
             node["search"] = {key: value for key, value in node["search"].items() if key != "options"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_tas.commands import per_phase
 from lightning_tas.commands.config import Config
 from lightning_tas.errors import UserError, nearest
 
@@ -39,28 +40,54 @@ def check(key: str, value: Any, origin: str | None = None) -> None:
     """Refuse a key that does not exist and a value of the wrong type.
 
     Args:
-        key: dotted; also a group (`data`, with a mapping), or inside a free-form value (`space.depth`).
+        key: dotted; also a group (`data`, with a mapping), inside a free-form value (`space.depth`), or of one phase
+            (`per_phase.retrain.train.lr`, or any part of that with a mapping).
         origin: the file that holds the key, for the message; None for the command line.
     """
-    where = f"{origin}: {key}" if origin else key
-    if key in groups():
-        if not isinstance(value, Mapping):
-            raise UserError(f"{where}: {value!r} is not valid, it is a group of keys; valid: {', '.join(_below(key))}")
-        for name, inner in value.items():
-            check(f"{key}.{name}", inner, origin)
+    _check(key, value, f"{origin}: " if origin else "")
+
+
+def _check(key: str, value: Any, before: str) -> None:
+    """`before`: what the message has in front of the key: its file, its phase."""
+    label, inner = per_phase.split(key) if per_phase.is_per_phase(key) else ("", "")
+    if per_phase.is_per_phase(key) and not inner:
+        if label:
+            per_phase.check_label(label, f"{before}{key}")
+        if value is not None:
+            _check_group(key, value, before, ["train.lr", "data.img_size"] if label else per_phase.PHASES)
         return
-    check_key(key, origin)
+    if label:
+        check_key(key, before)
+        before, key = f"{before}{per_phase.KEY}.{label}.", inner
+    if key in groups():
+        _check_group(key, value, before, _below(key))
+        return
+    check_key(key, before)
     if key not in all_keys() or (isinstance(value, str) and "${" in value):
         return  # inside `space`, whose reader checks it; or an interpolation, whose type shows when it is resolved
     try:
         OmegaConf.update(_trial(), key, value, merge=False)
     except (OmegaConfBaseException, ValueError, TypeError):
-        raise UserError(f"{where}: {value!r} is not valid; valid: {_expected(key)}") from None
+        raise UserError(f"{before}{key}: {value!r} is not valid; valid: {_expected(key)}") from None
 
 
-def check_key(key: str, origin: str | None = None) -> None:
-    """Refuse a key that does not exist, with the keys beside it and the nearest one."""
+def _check_group(key: str, value: Any, before: str, valid: Iterable[str]) -> None:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{before}{key}: {value!r} is not valid, it is a group of keys; valid: {', '.join(valid)}")
+    for name, inner in value.items():
+        _check(f"{key}.{name}", inner, before)
+
+
+def check_key(key: str, before: str = "", top: Sequence[str] = ()) -> None:
+    """Refuse a key that does not exist, with the keys beside it (at the `top` these) and the nearest one."""
     if key in all_keys() or key in groups():
+        return
+    label, inner = per_phase.split(key) if per_phase.is_per_phase(key) else ("", "")
+    if label:
+        per_phase.check_label(label, f"{before}{per_phase.KEY}.{label}")
+        if inner:
+            check_key(inner, f"{before}{per_phase.KEY}.{label}.", per_phase.SECTIONS[per_phase.kind(label)])
+            per_phase.check_inner(label, inner, f"{before}{key}")
         return
     parts = key.split(".")
     if any(all_keys().get(".".join(parts[:i])) == "Any" for i in range(1, len(parts))):
@@ -69,7 +96,7 @@ def check_key(key: str, origin: str | None = None) -> None:
     same = [known for known in all_keys() if known.rpartition(".")[2] == parts[-1]]
     match = same[0] if same else nearest(key, all_keys())
     parent = next((p for i in range(len(parts) - 1, 0, -1) if (p := ".".join(parts[:i])) in groups()), "")
-    text = f"{origin + ': ' if origin else ''}{key}: no such key; valid: {', '.join(_below(parent))}"
+    text = f"{before}{key}: no such key; valid: {', '.join(_below(parent) if parent or not top else top)}"
     raise UserError(f"{text}. Did you mean {match!r}?" if match else text)
 
 

@@ -152,7 +152,7 @@ def _check_build(options: Mapping[str, Any], family: str) -> None:
 def _from_supernet(config: Config, data: TASDataModule, names: tuple[str, ...]) -> Job:
     if config.bench.accuracies is not None:
         raise UserError("bench.accuracies: names columns of a bench file; with ckpt= there is one, " + INHERITED_COLUMN)
-    source = trained.load(config)
+    source = trained.load(config, "supernet")
     if source.alone:
         raise UserError(f"ckpt: {str(source.checkpoint)!r} is one network alone; give a supernet")
     if data.load().val is None and config.data.search_val == 0:

@@ -29,4 +29,5 @@ def prepare(config: Config) -> None:
             f"search.strategy: recipe {config.recipe!r} names none; give search.strategy=NAME; "
             f"valid: {', '.join(strategy_names())}"
         )
-    config.phases = ["search"]
+    own = (config.per_phase or {}).get("search")
+    config.phases, config.per_phase = ["search"], {"search": own} if own else None

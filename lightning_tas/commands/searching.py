@@ -185,12 +185,14 @@ def _supernet(context: Context) -> Any:
     config = context.config
     outputs = context.study.outputs("supernet")
     if "checkpoint" in outputs:
-        return load_supernet(context.folder.path / outputs["checkpoint"]).net
+        path = context.folder.path / outputs["checkpoint"]
+        loaded = load_supernet(path)
+        return trained.fitted(loaded.net, context.data, path, loaded.class_names, sees_images(config))
     return build.supernet(config, context.data) if config.ckpt is None else _of_checkpoint(config, context.data)
 
 
 def _of_checkpoint(config: Config, data: TASDataModule) -> Any:
-    source = trained.load(config)
+    source = trained.load(config, "supernet")
     if source.alone:
         raise UserError(f"ckpt: {str(source.checkpoint)!r} is one network alone; a search needs a supernet")
     return trained.fit_to_data(source, data, compare_names=sees_images(config))

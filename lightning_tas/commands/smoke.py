@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Container
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from lightning_tas.commands import per_phase
 from lightning_tas.launch import environment
 from lightning_tas.search.config import LIMITED
 from lightning_tas.training.config import WARMUP_SHARE
@@ -16,6 +20,34 @@ from lightning_tas.training.config import WARMUP_SHARE
 SMALLEST_SIDE = 8  # pixels; augmentations need a few
 IMAGES = 64
 EPOCHS = 2
+
+
+def apply(tree: Any, given: Container[str]) -> None:
+    """Make `tree`, the composed configuration, that of a smoke run, for every phase; what the user has `given` stays.
+
+    A phase with another image size has another one still, so that what is inherited has to be resampled.
+    """
+    if any(tree.limits[key] is not None for key in LIMITED) and tree.search.strategy and environment.rank() == 0:
+        warnings.warn(
+            "smoke=true: a recipe's limits are dropped, for they are of its own images and classes; "
+            "limits.NAME=[LOW,HIGH] on the command line limits the small networks",
+            stacklevel=2,
+        )
+    whole = overrides(tree)
+    small = dict(whole)
+    for label, groups in (tree.per_phase or {}).items():
+        own = OmegaConf.merge(tree, groups)
+        for key, value in overrides(own).items():
+            group, _, name = key.partition(".")
+            if group not in per_phase.SECTIONS[per_phase.kind(label)] or key in per_phase.OF_THE_RUN:
+                continue
+            if key == "data.img_size" and own.data.img_size != tree.data.img_size:
+                value += own.model.patch_size
+            if name in groups.get(group, ()) or value != whole[key]:
+                small[f"{per_phase.KEY}.{label}.{key}"] = value
+    for key, value in small.items():
+        if key not in given:
+            OmegaConf.update(tree, key, value, merge=False, force_add=True)  # options are given whole
 
 
 def overrides(tree: Any) -> dict[str, Any]:
@@ -82,13 +114,6 @@ def _search(tree: Any) -> dict[str, Any]:
         "etas": {"first_pool": 6, "first": 2, "pool": 4, "keep": 1, "iterations": 2},
         "nsga2": {"population": 4, "generations": 2},
     }
-    stated = [key for key in LIMITED if tree.limits[key] is not None]
-    if stated and environment.rank() == 0:
-        warnings.warn(
-            "smoke=true: a recipe's limits are dropped, for they are of its own images and classes; "
-            "limits.NAME=[LOW,HIGH] on the command line limits the small networks",
-            stacklevel=2,
-        )
     options = {**dict(tree.search.options or {}), **small.get(str(tree.search.strategy), {})}
     return {
         "search.options": options,

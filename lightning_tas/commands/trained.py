@@ -9,7 +9,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.search_record import RECORD, read_found
@@ -21,7 +21,7 @@ from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, as_key, unknown
 from lightning_tas.launch.results import find_checkpoint, read_architectures
 from lightning_tas.spaces import SearchSpace, resolve_space
-from lightning_tas.supernets import load_checkpoint_file, load_weights
+from lightning_tas.supernets import ElasticNetwork, load_checkpoint_file, load_weights
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.supernets.checkpoints import weights_of
@@ -55,8 +55,8 @@ class Trained:
 
 
 @as_key("ckpt")
-def load(config: Config) -> Trained:
-    """Load what `ckpt` (with `source`) names, in eval mode on the CPU.
+def load(config: Config, phase: str | None = None) -> Trained:
+    """Load what `ckpt` (with `source`) names, in eval mode on the CPU; `phase`: see `find_checkpoint`.
 
     Raises:
         UserError: no such run or file, a run without a trained network, a file of another kind.
@@ -66,7 +66,7 @@ def load(config: Config) -> Trained:
     if config.source is not None:
         return _official(path, config)
     run = run_of(path)
-    path = find_checkpoint(path)
+    path = find_checkpoint(path, phase=phase)
     saved = read_checkpoint(path).get(KEY)
     if not isinstance(saved, Mapping):
         raise UserError(
@@ -116,34 +116,39 @@ def chosen(trained: Trained, given: Any) -> dict[str, Architecture]:
 
 
 def fit_to_data(trained: Trained, data: TASDataModule, compare_names: bool = True) -> Any:
-    """The network for the images of `data`: itself, or one of another size with its positions resampled.
+    """The network of `trained` for the images of `data`, see `fitted`."""
+    return fitted(trained.net, data, trained.checkpoint, trained.class_names, compare_names)
 
-    Its classes are put into the order of those of the data, by name; without `compare_names` the data are not opened.
+
+def fitted(
+    net: Any, data: TASDataModule, checkpoint: Path, names: Sequence[str] | None, compare_names: bool = True
+) -> Any:
+    """`net` of `checkpoint` for the images of `data`: itself, or one of another size with its positions resampled.
+
+    Its classes, `names`, are put into the order of those of the data; without `compare_names` the data are not opened.
 
     Raises:
         UserError: it has other classes or channels.
     """
-    net = trained.net
     for key, own, theirs in (
         ("num_classes", net.num_classes, data.num_classes),
         ("in_chans", net.options["in_chans"], data.in_chans),
     ):
         if own != theirs:
             raise UserError(
-                f"data.{key}: data.name={data.config.name} gives {theirs}, but the network of "
-                f"{str(trained.checkpoint)!r} has {own}"
+                f"data.{key}: data.name={data.config.name} gives {theirs}, but the network of {str(checkpoint)!r} "
+                f"has {own}"
             )
     if compare_names:
-        net = with_classes_of(net, trained.class_names, data, trained.checkpoint)
+        net = with_classes_of(net, names, data, checkpoint)
     if tuple(net.img_size) == tuple(data.img_size):
         return net
     options = {**net.options, "img_size": list(data.img_size)}
-    if trained.alone:
-        (arch,) = trained.archs.values()
-        resized: nn.Module = make_network(arch, **options)
-    else:
-        resized = make_supernet(net.space, **options)
+    if isinstance(net, ElasticNetwork):
+        resized: Any = make_supernet(net.space, **options)
         resized.bias_rule = net.bias_rule
+    else:
+        resized = make_network(net.arch, **options)
     load_weights(resized, net.state_dict(), net.grid_size)
     return resized.eval()
 

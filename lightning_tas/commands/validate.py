@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+from lightning_tas.commands import per_phase
 from lightning_tas.commands.config import Config
+from lightning_tas.commands.per_phase import PHASES, REPEATABLE
 from lightning_tas.commands.schema import all_keys
-from lightning_tas.errors import UserError, absent, unknown
+from lightning_tas.errors import UserError, absent, typed, unknown
+from lightning_tas.launch.study import phase_labels
 from lightning_tas.plugins import check_asked
 from lightning_tas.search import config as searches
 
-PHASES = ("select", "supernet", "search", "measure", "retrain")
 LOGGERS = ("csv", "tensorboard", "wandb")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true", "32", "16", "bf16", "64")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
@@ -78,6 +81,23 @@ _PROBABILITIES = ("model.drop_rate", "model.attn_drop_rate", "model.drop_path_ra
 
 def validate(config: Config) -> None:
     """Check everything that a value alone, or two together, can tell. Raises UserError."""
+    _phases(config)
+    _values(config)
+    if config.ckpt is not None and not os.path.exists(config.ckpt):
+        raise absent("ckpt", config.ckpt, "give a checkpoint or the folder of a run")
+    own = per_phase.dotted(config.per_phase)
+    for i, (label, resolved) in enumerate(per_phase.configs(config).items()):
+        try:
+            if label in (config.per_phase or {}):
+                _values(resolved)
+            _phase(resolved, label, phase_labels(config.phases)[:i])
+        except UserError as error:
+            key = str(error).partition(":")[0]
+            raise UserError(f"per_phase.{label}.{error}") if f"{label}.{key}" in own else error from None
+
+
+def _values(config: Config) -> None:
+    """What is wrong with the values of a phase, or of what all phases share."""
     from lightning_tas.data.config import check as check_data
 
     _finite(config)
@@ -96,24 +116,26 @@ def validate(config: Config) -> None:
         raise UserError(
             f"select.margin: {config.select.margin!r} is not valid; valid: above 0, in {config.select.unit}"
         )
-    _phases(config)
     _loggers(config)
     _trainer(config)
     _sampler(config)
     check_data(config.data)
     config.train.check()
-    if config.train.compile and "supernet" in config.phases:
-        raise UserError(
-            "train.compile: true is not valid for a supernet: every sub-network would be compiled anew; "
-            "valid: false, or true with phases=[retrain]"
-        )
     _select(config)
     _scoring(config)
     _search(config)
-    for key in ("ckpt", "train.from_checkpoint"):
-        value = get(config, key)
-        if value is not None and not os.path.exists(value):
-            raise absent(key, value, "give a checkpoint or the folder of a run")
+
+
+def _phase(config: Config, label: str, before: Sequence[str]) -> None:
+    """What is wrong with the settings of one phase, `before` which others run."""
+    if config.train.compile and per_phase.kind(label) == "supernet":
+        raise UserError(
+            "train.compile: true is not valid for a supernet: every sub-network would be compiled anew; "
+            "valid: false, or true with phases=[retrain] or as per_phase.retrain.train.compile"
+        )
+    start = config.train.from_checkpoint
+    if start is not None and start not in before and not os.path.exists(start):
+        raise absent("train.from_checkpoint", start, "give a checkpoint, the folder of a run, or an earlier phase")
 
 
 def get(config: Config, key: str) -> Any:
@@ -134,14 +156,17 @@ def _finite(config: Config) -> None:
 
 
 def _phases(config: Config) -> None:
+    order = f"phases run in the order {', '.join(PHASES)}"
     if not config.phases:
-        raise UserError(f"phases: empty; give some of {', '.join(PHASES)}")
+        raise UserError(f"phases: empty; give some; {order}")
     for name in config.phases:
         if name not in PHASES:
             raise unknown("phases", name, PHASES)
-    repeated = next((name for i, name in enumerate(config.phases) if name in config.phases[:i]), None)
-    if repeated is not None:
-        raise UserError(f"phases: {repeated!r} is listed twice")
+        if config.phases.count(name) > 1 and name not in REPEATABLE:
+            raise UserError(f"phases: {name!r} is listed twice; only {' and '.join(REPEATABLE)} may be repeated")
+    ordered = sorted(config.phases, key=PHASES.index)
+    if config.phases != ordered:
+        raise UserError(f"phases: {typed(config.phases)} is not valid: {order}; give phases={typed(ordered)}")
 
 
 def _loggers(config: Config) -> None:

@@ -209,7 +209,7 @@ def named_checkpoint(resume: str | None) -> Path | None:
     if resume is None or resume == "auto" or (Path(resume) / "study.json").exists():
         return None
     path = Path(resume).resolve()
-    place = re.fullmatch(r"phases/\d+-\w+/checkpoints", "/".join(path.parts[-4:-1]))
+    place = re.fullmatch(r"phases/\d+-[\w-]+/checkpoints", "/".join(path.parts[-4:-1]))
     if NAME.fullmatch(path.name) and place and (path.parents[3] / "study.json").exists() and path.exists():
         return path
     raise UserError(

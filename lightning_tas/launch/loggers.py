@@ -29,7 +29,7 @@ from pytorch_lightning.loggers.logger import Logger
 from lightning_tas.errors import UserError
 from lightning_tas.launch.metrics import RowBeforeCheckpoint, RunMetrics
 from lightning_tas.launch.run_folder import RunFolder, global_rank
-from lightning_tas.launch.study import read_study
+from lightning_tas.launch.study import phase_labels, read_study
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.launch.wandb_logger import NetworkCosts, WandbPhase, WandbRun, check_wandb, mode
 
@@ -73,16 +73,19 @@ class RunLoggers:
         if self.wandb is not None:
             self.wandb.start()
 
-    def for_phase(self, phase: str, index: int = 0, restored_step: int | None = None) -> list[Logger]:
+    def for_phase(
+        self, phase: str, index: int = 0, restored_step: int | None = None, every: int | None = None
+    ) -> list[Logger]:
         """The loggers of one phase; the first writes `metrics.csv`.
 
         Args:
-            phase: its name, a field of every row.
+            phase: its label, a field of every row.
             index: its place in `config.phases`.
             restored_step: rows of this phase from this step on, and of the phases after it, are dropped (None: none).
+            every: its `trainer.log_every_n_steps`; None: the recipe's.
         """
         self.start()
-        metrics = RunMetrics(self.folder.metrics, phase, restored_step, self.config.phases[index + 1 :])
+        metrics = RunMetrics(self.folder.metrics, phase, restored_step, phase_labels(self.config.phases)[index + 1 :])
         made: list[Logger] = [metrics]
         self._callbacks = [Throughput()]
         if "tensorboard" in asked(self.config):
@@ -99,7 +102,7 @@ class RunLoggers:
             made.append(logger)
             ahead.append(logger)
             self._callbacks.append(costs)
-        self._callbacks.append(RowBeforeCheckpoint(metrics, self.config.trainer.log_every_n_steps, ahead))
+        self._callbacks.append(RowBeforeCheckpoint(metrics, every or self.config.trainer.log_every_n_steps, ahead))
         return made
 
     def callbacks(self) -> list[Callback]:

@@ -101,10 +101,11 @@ def pick(archs: Mapping[str, Architecture], name: str, key: str = "arch") -> tup
     raise unknown(key, name, [*archs, *(arch.id for arch in archs.values())])
 
 
-def find_checkpoint(path: Path | str, key: str = "ckpt") -> Path:
+def find_checkpoint(path: Path | str, key: str = "ckpt", phase: str | None = None) -> Path:
     """The checkpoint that `path` means: itself (a file, or a folder of DeepSpeed), or the last one of a run's folder.
 
     A run's last one is what its phases handed on, or, while it is training or was stopped, its newest whole one.
+    phase: `supernet` or `retrain`: of a run that has some of that phase, the last one of it.
     """
     path = Path(path)
     if not path.exists():
@@ -113,12 +114,16 @@ def find_checkpoint(path: Path | str, key: str = "ckpt") -> Path:
         return path
     study = path / "study.json"
     phases = read_study(study, key)["phases"] if study.exists() else []
-    handed = [phase["outputs"]["checkpoint"] for phase in phases if "checkpoint" in phase["outputs"]]
-    for name in reversed(handed):
-        if (path / name).exists():
-            return path / name
-    for folder in sorted(path.glob("phases/*/checkpoints"), reverse=True):
+    handed = [path / phase["outputs"]["checkpoint"] for phase in phases if "checkpoint" in phase["outputs"]]
+    for found in _of_phase_first([file for file in handed if file.exists()], phase, 1):
+        return found
+    for folder in _of_phase_first(sorted(path.glob("phases/*/checkpoints")), phase, 0):
         newest, _ = newest_whole(folder, key)
         if newest is not None:
             return newest
     raise UserError(f"{key}: {str(path)!r} holds no checkpoint; give a checkpoint or the folder of a run")
+
+
+def _of_phase_first(paths: list[Path], phase: str | None, depth: int) -> list[Path]:
+    """`paths` from the last to the first, those of `phase` before the others; `phases/NN-name` is a parent of each."""
+    return sorted(reversed(paths), key=lambda path: path.parents[depth].name.split("-")[1:2] != [phase])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,12 @@ from lightning_tas.errors import UserError
 from lightning_tas.launch.files import read_json, write_json
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
+
+
+def phase_labels(phases: Sequence[str]) -> list[str]:
+    """What each of `phases` is called in a run: its name, from the second time on with its number, `supernet-2`."""
+    counts = [list(phases[:i]).count(name) + 1 for i, name in enumerate(phases)]
+    return [name if count == 1 else f"{name}-{count}" for name, count in zip(phases, counts, strict=True)]
 
 
 def read_study(path: Path, key: str = "resume") -> dict[str, Any]:
@@ -27,7 +34,7 @@ class Study:
 
     Args:
         path: the file.
-        phases: phase names in order. An existing file must list the same ones: a run is one plan.
+        phases: labels of the phases in order. An existing file must list the same ones: a run is one plan.
         config_hash: hash of the resolved recipe; resuming under another recipe is refused.
         write: only rank 0 writes.
     """
@@ -84,10 +91,15 @@ class Study:
             phase.update(status=PENDING, outputs={})
         self._save()
 
+    def outputs_of(self, label: str | None) -> dict[str, Any]:
+        """Outputs of the phase `label` if it is finished; else, and if there is none, empty."""
+        found = (phase for phase in self.record["phases"] if phase["name"] == label and phase["status"] == FINISHED)
+        return dict(next((phase["outputs"] for phase in found), {}))
+
     def outputs(self, name: str) -> dict[str, Any]:
-        """Outputs of the last finished phase called `name`; empty when there is none."""
+        """Outputs of the last finished phase called `name` (or `name-2`, ...); empty when there is none."""
         for phase in reversed(self.record["phases"]):
-            if phase["name"] == name and phase["status"] == FINISHED:
+            if phase["name"].partition("-")[0] == name and phase["status"] == FINISHED:
                 outputs: dict[str, Any] = phase["outputs"]
                 return outputs
         return {}

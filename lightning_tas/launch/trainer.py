@@ -146,7 +146,7 @@ def build_trainer(
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_no_tips)
     for message in _NOT_OURS:
         warnings.filterwarnings("ignore", message=message)
-    made = loggers.for_phase(phase, index, restored_step)
+    made = loggers.for_phase(phase, index, restored_step, settings.log_every_n_steps)
     return Trainer(
         **settings_of(settings),
         strategy=strategy,
