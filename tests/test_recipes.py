@@ -72,8 +72,13 @@ SHARED: dict[str, Any] = {
     "trainer.limit_train_batches": None,
     "trainer.max_steps": None,
 }
+# D4: the winner by DeiT's recipe, on all training images.
+RETRAIN: dict[str, Any] = {
+    "retrain": {"data": {"search_val": 0}, "train": {"warmup_epochs": 5}, "trainer": {"max_epochs": 300}}
+}
 AUTOFORMER: dict[str, Any] = {
-    "phases": ["supernet", "measure"],
+    "phases": ["supernet", "measure", "retrain"],
+    "per_phase": RETRAIN,
     "sampler.name": "uniform",
     "data.auto_augment": "rand-m9-mstd0.5-inc1",
     "data.recount": 1,
@@ -87,6 +92,7 @@ AUTOFORMER: dict[str, Any] = {
 }
 PRENAS: dict[str, Any] = {
     "phases": ["select", "supernet", "measure"],
+    "per_phase": None,
     "sampler.name": "balanced",
     "select.mode": "paper",
     "select.margin": 1.0,
@@ -123,6 +129,7 @@ T_RAZOR: dict[str, Any] = {
     **SHARED,
     **AUTOFORMER,
     "phases": ["search", "retrain"],
+    "per_phase": None,
     "train.warmup_epochs": 5,
     "trainer.max_epochs": 300,
     "search.strategy": "blockwise",
@@ -134,13 +141,14 @@ T_RAZOR: dict[str, Any] = {
 ETAS: dict[str, Any] = {
     **SHARED,
     **AUTOFORMER,
-    "phases": ["supernet", "search", "measure"],
+    "phases": ["supernet", "search", "retrain"],
     "search.strategy": "etas",
     "search.score": "accuracy",
     "search.init": "default",
     "search.options": {"filter": "ntsr", "first_pool": 500, "first": 3, "pool": 100, "keep": 3, "iterations": 10},
 }
 FASHION: dict[str, Any] = {"data.name": "fashion_mnist", "data.img_size": None, "data.search_val": 2000}
+SHORT = {"retrain": {"data": {"search_val": 0}, "trainer": {"max_epochs": 4}}}
 TABLES: dict[str, dict[str, Any]] = {
     "autoformer_tiny": {
         **SHARED,
@@ -179,9 +187,27 @@ TABLES: dict[str, dict[str, Any]] = {
     "etas_tiny": {**ETAS, "space": "autoformer_tiny", "limits.params": [None, "6M"]},
     "etas_small": {**ETAS, "space": "autoformer_small", "limits.params": [None, "30M"]},
     "etas_base": {**ETAS, "space": "autoformer_base", "limits.params": None},
-    "autoformer_fashion_mnist": {**FASHION, "phases": ["supernet", "measure"], "search.strategy": "evolution"},
-    "etas_fashion_mnist": {**FASHION, "phases": ["supernet", "search", "measure"], "search.strategy": "etas"},
-    "t_razor_fashion_mnist": {**FASHION, "phases": ["search", "retrain"], "search.strategy": "blockwise"},
+    "autoformer_fashion_mnist": {
+        **FASHION,
+        "phases": ["supernet", "measure", "retrain"],
+        "per_phase": SHORT,
+        "search.strategy": "evolution",
+        "trainer.max_epochs": 8,
+    },
+    "etas_fashion_mnist": {
+        **FASHION,
+        "phases": ["supernet", "search", "retrain"],
+        "per_phase": SHORT,
+        "search.strategy": "etas",
+        "trainer.max_epochs": 8,
+    },
+    "t_razor_fashion_mnist": {
+        **FASHION,
+        "phases": ["search", "retrain"],
+        "per_phase": None,
+        "search.strategy": "blockwise",
+        "trainer.max_epochs": 10,
+    },
     "prenas_tiny": {
         **SHARED,
         **PRENAS,
@@ -214,6 +240,7 @@ TABLES: dict[str, dict[str, Any]] = {
         **AUTOFORMER,
         **NO_SEARCH,
         "phases": ["retrain"],
+        "per_phase": None,
         "space": None,
         "train.warmup_epochs": 5,
         "trainer.max_epochs": 300,
@@ -339,6 +366,8 @@ def test_plan(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         assert word in out
     assert ("preferred architectures" in out) == ("select" in TABLES[name]["phases"])
     assert ("networks within the limits" in out) == (TABLES[name].get("search.strategy") is not None)
+    phases = config_of(name).phases
+    assert [f"phase {i}/{len(phases)}: {phase}" in out for i, phase in enumerate(phases, 1)] == [True] * len(phases)
     assert list(tmp_path.iterdir()) == []
 
 
