@@ -52,10 +52,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["data.mean=abc"], ["data.mean: 'abc'", "one number"]),
     (["data.mean=[nan]"], ["data.mean: [nan]"]),
     (["data.std=0"], ["data.std: 0", "above 0"]),
-    (
-        ["phases=[supernet,select,measure]"],
-        ["phases:", "run in the order select", "give phases=[select,supernet,measure]"],
-    ),
+    (["phases=[supernet,select,measure]"], ["run in the order select", "give phases=[select,supernet,measure]"]),
 ]
 
 
