@@ -1,21 +1,26 @@
 """Run functions and commands on several processes, with an end: what the tests of distributed behaviour share.
 
 Tests get it as the fixture `processes` (see `tests/conftest.py`). Started as a script this file is one of the
-processes: it joins the group, calls a function of a test file and leaves what it returned in a file.
+processes: it joins the group, calls a function of a test file and leaves what it returned in a file. Imports are most
+of the time of a small test, so a process can be a fork of one that has imported everything: see `serve`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,12 +48,14 @@ class Process:
     def __init__(self, argv: Sequence[str], folder: Path, env: Mapping[str, str], cwd: Path) -> None:
         folder.mkdir(parents=True)
         self.argv, self.folder = list(argv), folder
-        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            # A session of its own: signals for it do not reach pytest.
-            self.popen = subprocess.Popen(
-                self.argv, stdout=out, stderr=err, env={**env, MARK: str(folder)}, cwd=cwd, start_new_session=True
-            )
         self.mark = f"{MARK}={folder}\0".encode()
+        self.pid = self._start({**env, MARK: str(folder)}, cwd)
+
+    def _start(self, env: Mapping[str, str], cwd: Path) -> int:
+        with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as err:
+            # A session of its own: signals for it do not reach pytest.
+            self._popen = subprocess.Popen(self.argv, stdout=out, stderr=err, env=env, cwd=cwd, start_new_session=True)
+        return self._popen.pid
 
     @property
     def stdout(self) -> str:
@@ -63,33 +70,80 @@ class Process:
     @property
     def status(self) -> int | None:
         """Exit status, None while it runs, -N after signal N."""
-        return self.popen.poll()
+        return self._popen.poll()
 
     def send(self, number: int) -> None:
         """Send a signal to it, not to what it started."""
         if self.status is None:
-            os.kill(self.popen.pid, number)
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL it and everything that it started, also what outlived it."""
         # Descendants by a mark in their environment: a launcher's workers lead sessions of their own.
-        for pid in [self.popen.pid, *self.descendants()]:
+        for pid in self.descendants():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.popen.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while self.status is None:
+            assert time.monotonic() < end, self.report()
+            time.sleep(0.005)
 
     def descendants(self) -> list[int]:
         """Ids of the running processes that it has started, directly or not."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if int(folder.name) != self.popen.pid and self.mark in (folder / "environ").read_bytes():
+                if int(folder.name) != self.pid and self.mark in (folder / "environ").read_bytes():
                     found.append(int(folder.name))
         return found
 
     def report(self) -> str:
         """Its command and the ends of its output, for the message of a failing test."""
         return f"{' '.join(self.argv)}\n-- status {self.status}\n{self.stdout[-4000:]}\n{self.stderr[-6000:]}"
+
+
+class Forked(Process):
+    """The same for ``python -m MODULE ...`` or ``python SCRIPT ...``, as a fork of the process that has the imports."""
+
+    def _start(self, env: Mapping[str, str], cwd: Path) -> int:
+        return server().fork(self.argv, env, cwd, self.folder)
+
+    @property
+    def status(self) -> int | None:
+        """As above; the server leaves it in a file."""
+        with contextlib.suppress(FileNotFoundError):
+            return int((self.folder / "status").read_text())
+        return None
+
+
+class Server:
+    """A running `serve`, and the way to ask it for forks; it ends with this process."""
+
+    def __init__(self) -> None:
+        given = {key: value for key, value in os.environ.items() if key not in LAUNCHER}
+        given |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path(given)}
+        self._popen = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given
+        )
+
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, folder: Path) -> int:
+        """Start a process; its id."""
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self._popen.stdin.write(json.dumps([list(argv), dict(env), str(cwd), str(folder)]) + "\n")
+        self._popen.stdin.flush()
+        return int(self._popen.stdout.readline())
+
+
+@cache
+def server() -> Server:
+    """The one of this process, started at first use."""
+    return Server()
+
+
+def _path(env: Mapping[str, str]) -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
 
 
 class Processes:
@@ -102,15 +156,21 @@ class Processes:
         self.folder = folder
         self.started: list[Process] = []
 
-    def command(self, *argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Process:
-        """Start a command, without waiting. "python" as its first word is this interpreter."""
+    def command(
+        self, *argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, fork: bool = False
+    ) -> Process:
+        """Start a command, without waiting. "python" as its first word is this interpreter.
+
+        With `fork` it need not import what all commands import, and pays for nothing but its work. What an environment
+        variable or a signal does while modules are imported is for a true process.
+        """
         words = [str(word) for word in argv]
         if words[0] == "python":
             words[0] = sys.executable
         given = {key: value for key, value in os.environ.items() if key not in LAUNCHER}
-        paths = [str(ROOT), *filter(None, [given.get("PYTHONPATH")])]
-        given |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
-        process = Process(words, self.folder / f"{len(self.started):02d}", given, cwd or self.folder)
+        given |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path(given), **(env or {})}
+        made = Forked if fork else Process
+        process = made(words, self.folder / f"{len(self.started):02d}", given, cwd or self.folder)
         self.started.append(process)
         return process
 
@@ -180,7 +240,8 @@ class Processes:
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             }  # fmt: skip
             given = {**{key: str(value) for key, value in place.items()}, **(env or {})}
-            ranks.append(self.command("python", __file__, name, folder, "gloo" if group else "", env=given))
+            argv = ("python", __file__, name, folder, "gloo" if group else "")
+            ranks.append(self.command(*argv, env=given, fork=True))
         self.wait(ranks, timeout)
         return [torch.load(folder / f"result-{rank}", weights_only=False) for rank in range(n)]
 
@@ -223,5 +284,64 @@ def main(target: str, folder: str, backend: str) -> None:
         dist.destroy_process_group()
 
 
+def serve() -> None:
+    """Import what the commands import, then fork a process for every line of stdin; print its id.
+
+    A line is [argv, environment, working folder, folder for stdout, stderr and, at the end, status] as JSON.
+    """
+    # Nothing may be computed before the forks: threads do not survive them.
+    import lightning_tas.commands.evaluate
+    import lightning_tas.commands.fit
+    import lightning_tas.commands.phases
+    import lightning_tas.launch.strategies
+
+    filters = list(warnings.filters)
+    lightning_tas.launch.strategies.prepare_deepspeed(on_cpu=True)
+    warnings.filters[:] = filters  # type: ignore[index]
+    folders: dict[int, Path] = {}
+
+    def reap(*_: object) -> None:
+        for pid, folder in list(folders.items()):
+            if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                del folders[pid]
+                (folder / "status.new").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+                (folder / "status.new").rename(folder / "status")
+
+    signal.signal(signal.SIGCHLD, reap)
+    for line in sys.stdin:
+        argv, env, cwd, folder = json.loads(line)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if not pid:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        else:
+            folders[pid] = Path(folder)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        if not pid:
+            return be(argv, env, cwd, Path(folder))
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+
+def be(argv: list[str], env: dict[str, str], cwd: str, folder: Path) -> None:
+    """Go on as the process that ``argv`` starts: "python -m MODULE ..." or "python SCRIPT ..."."""
+    os.setsid()
+    for number, file in enumerate((os.devnull, folder / "stdout", folder / "stderr")):
+        opened = os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.orig_argv = argv
+    module = argv[2] if argv[1] == "-m" else ""
+    sys.path[0] = cwd if module else str(Path(argv[1]).parent)
+    sys.argv = argv[2 if module else 1 :]
+    if module:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(argv[1], run_name="__main__")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) > 1 else serve()

@@ -145,7 +145,7 @@ def start(processes: Any, combination: Combination, home: Path, **variables: str
     environment = {"WANDB_MODE": "disabled", **variables}
     if combination.launch == "nodes":
         return list(processes.torchrun(*words, env=environment, cwd=home))
-    return [processes.command("python", *words, env=environment, cwd=home)]
+    return [processes.command("python", *words, env=environment, cwd=home, fork=True)]
 
 
 def run_folder(home: Path) -> Path:
@@ -271,7 +271,7 @@ def strike(job: list[Any], kill: Kill, progress: Progress) -> list[int]:
         for process in job:
             if kill.how == "SIGINT":  # a terminal sends it to all processes of the foreground
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.popen.pid, signal.SIGINT)
+                    os.killpg(process.pid, signal.SIGINT)
             else:
                 process.send(signal.SIGTERM)
         _wait(job, 60)
@@ -298,7 +298,7 @@ def ranks(process: Any) -> list[int]:
     pids = {pid: _environment(pid) for pid in process.descendants()}
     launched = [pid for pid, text in pids.items() if b"\0LOCAL_RANK=" in text and _parent(pid) not in pids]
     agent = any(b"\0TORCHELASTIC_RUN_ID=" in text for text in pids.values())
-    return sorted(launched) if agent else [process.popen.pid, *sorted(launched)]
+    return sorted(launched) if agent else [process.pid, *sorted(launched)]
 
 
 def _environment(pid: int) -> bytes:

@@ -57,7 +57,7 @@ def start(
     """One process for each command line, rank 0 first; `world` where more are to be expected."""
     port = sys.modules["processes"].free_port()
     return [
-        processes.command(*argv, env={**variables(rank, world or len(argvs), port, per_node), **(env or {})})
+        processes.command(*argv, env={**variables(rank, world or len(argvs), port, per_node), **(env or {})}, fork=True)
         for rank, argv in enumerate(argvs)
     ]
 

@@ -245,7 +245,7 @@ def test_fit_ends_with_status_3_on_every_rank(processes: Any, tmp_path: Path) ->
     for rank in range(RANKS):
         here = {**place, "RANK": rank, "LOCAL_RANK": rank}
         env = {key: str(value) for key, value in here.items()}
-        started.append(processes.command("python", "-m", "lightning_tas.fit", *arguments, env=env))
+        started.append(processes.command("python", "-m", "lightning_tas.fit", *arguments, env=env, fork=True))
         end = time.monotonic() + 90
         while not (run / "config.yaml").exists():  # rank 1 comes late: to a folder that is no longer empty
             assert started[0].status is None and time.monotonic() < end, started[0].report()

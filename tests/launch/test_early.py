@@ -46,7 +46,7 @@ def test_it_is_forgotten_at_the_end() -> None:
 @pytest.mark.slow
 def test_a_starting_command_survives_it(processes: Any, tmp_path: Path) -> None:
     process = processes.command("python", "-m", "lightning_tas.fit", "recipe=quickstart", "plan=true", cwd=tmp_path)
-    status, end, caught = Path(f"/proc/{process.popen.pid}/status"), time.monotonic() + 60, False
+    status, end, caught = Path(f"/proc/{process.pid}/status"), time.monotonic() + 60, False
     while time.monotonic() < end and not caught:
         line = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
         caught = bool(int(line.split()[1], 16) & (1 << (signal.SIGUSR1 - 1)))

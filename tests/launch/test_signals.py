@@ -231,7 +231,7 @@ def test_a_whole_job_is_signalled_workers_and_all(tmp_path: Path, processes: Any
         while len(rows("part")) < at_row:  # of 64
             assert part.status is None, part.report()
             time.sleep(0.02)
-        os.killpg(part.popen.pid, number)
+        os.killpg(part.pid, number)
     assert processes.wait([part], timeout=120, check=False) == [143], part.report()
     assert "resume=" in part.stderr and "Traceback" not in part.stderr
     processes.wait([start("part", "resume=auto")], timeout=120)

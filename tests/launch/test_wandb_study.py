@@ -34,7 +34,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def kill(process: Any) -> None:
     """SIGKILL everything, W&B's service too, once that has had the time to write down what was logged."""
-    for pid in [process.popen.pid, *process.descendants()]:
+    for pid in [process.pid, *process.descendants()]:
         with contextlib.suppress(OSError):
             if b"wandb-core" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGSTOP)
