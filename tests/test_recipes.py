@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -392,10 +393,29 @@ def test_smoke_quickstart(tmp_path: Path) -> None:
     assert len(smoke("quickstart", tmp_path)["architectures"]) >= 2
 
 
+# Under smoke=true networks, data and budgets of all sizes of a recipe are the same: one of them, and each that differs
+# in more than size. `test_smoke_is_the_same_for_all_sizes` holds what is left out to that.
+SIZES = {
+    "autoformer_tiny": ("autoformer_small", "autoformer_base"),
+    "t_razor_tiny": ("t_razor_small", "t_razor_base"),
+    "t_razor_pit_ti": ("t_razor_pit_xs", "t_razor_pit_s"),
+    "etas_tiny": ("etas_small", "etas_base"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TABLES if name != "quickstart"])
+@pytest.mark.parametrize("name", sorted(TABLES.keys() - {"quickstart"} - {size for s in SIZES.values() for size in s}))
 def test_smoke(name: str, tmp_path: Path) -> None:
     smoke(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_smoke_is_the_same_for_all_sizes(name: str) -> None:
+    def made(size: str) -> dict[str, Any]:
+        found = asdict(config_of(size, "smoke=true"))
+        return {key: value for key, value in found.items() if key not in ("recipe", "space")}
+
+    assert all(made(size) == made(name) for size in SIZES[name])
 
 
 @pytest.mark.slow

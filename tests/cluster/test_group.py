@@ -223,7 +223,7 @@ def _start(processes: Processes, script: Path, n: int, world: int | None = None)
     port = str(free_port())
     return [
         processes.command(
-            sys.executable,
+            "python",
             script,
             env={
                 **TORCHRUN,
@@ -235,6 +235,7 @@ def _start(processes: Processes, script: Path, n: int, world: int | None = None)
                 "MASTER_PORT": port,
                 "PATH": os.environ["PATH"],
             },
+            fork=True,
         )
         for rank in range(n)
     ]

@@ -6,8 +6,6 @@ import argparse
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,15 +263,13 @@ def test_official_names_of_all_sizes(shared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_process(run: Path, tmp_path: Path) -> None:
+def test_in_a_process(run: Path, tmp_path: Path, processes: Any) -> None:
+    label = next(iter(entries(run / "result.json")))
     for command in ("evaluate", "export"):
-        label = next(iter(entries(run / "result.json")))
-        call = [sys.executable, "-m", f"lightning_tas.{command}", f"ckpt={run}", f"arch={label}"]
-        done = subprocess.run(
-            [*call, f"output_dir={tmp_path / command}"], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert label in done.stdout
+        call = ["python", "-m", f"lightning_tas.{command}", f"ckpt={run}", f"arch={label}"]
+        process = processes.command(*call, f"output_dir={tmp_path / command}", fork=True)
+        processes.wait([process])
+        assert label in process.stdout
 
 
 def test_export_is_for_one_process(

@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +206,7 @@ class KillAfter(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_script(body: str, folder: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+def run_script(processes: Any, body: str, folder: Path) -> Any:
     """Run `body` in a process of its own, with this file imported as `resume`."""
     here = Path(__file__)
     code = (
@@ -217,33 +215,33 @@ def run_script(body: str, folder: Path | None = None) -> subprocess.CompletedPro
         "resume = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(resume)\n" + body
     )
-    root = here.parents[2]
-    # The checkout is put on the path for when the package is not installed.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    if folder is None:
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, env=environment)
     # Lightning starts the other ranks by running the script again.
     script = folder / "script.py"
     script.write_text(code)
-    return subprocess.run([sys.executable, str(script)], capture_output=True, timeout=300, env=environment, cwd=folder)
+    process = processes.command("python", script, cwd=folder, fork=True)
+    processes.wait([process], timeout=300, check=False)
+    return process
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_killed_process_resumes_bit_for_bit(tmp_path: Path, num_workers: int) -> None:
+def test_killed_process_resumes_bit_for_bit(processes: Any, tmp_path: Path, num_workers: int) -> None:
     killed = run_script(
+        processes,
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
-        f"resume.fit(folder, {num_workers}, callbacks=[resume.KillAfter(folder, 6)])\n"
+        f"resume.fit(folder, {num_workers}, callbacks=[resume.KillAfter(folder, 6)])\n",
+        tmp_path,
     )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert killed.status == -signal.SIGKILL, killed.report()
     ckpt = tmp_path / "killed-6.ckpt"
     assert_continues(ckpt, fit(tmp_path, 0), fit(tmp_path, num_workers, ckpt))
 
 
 @pytest.mark.slow
-def test_two_processes_resume_bit_for_bit(tmp_path: Path) -> None:
+def test_two_processes_resume_bit_for_bit(processes: Any, tmp_path: Path) -> None:
     """Each rank repeats its own batches; together they see other images than one rank alone, and equal weights."""
     done = run_script(
+        processes,
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
         "import os\n"
         "for name, workers, ckpt in (('whole', 0, None), ('resumed', 2, folder / 'batch-3.ckpt')):\n"
@@ -255,7 +253,7 @@ def test_two_processes_resume_bit_for_bit(tmp_path: Path) -> None:
         "    (folder / f'{name}-{rank}.json').write_text(json.dumps(content))\n",
         tmp_path,
     )
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.status == 0, done.report()
     runs = {
         f"{n}-{r}": json.loads((tmp_path / f"{n}-{r}.json").read_text()) for n in ("whole", "resumed") for r in "01"
     }

@@ -23,7 +23,7 @@ from lightning_tas.search import Selection
 from lightning_tas.training.checkpoint import load_supernet
 from lightning_tas.training.supernet_module import SupernetModule
 
-from .conftest import arguments, command, result
+from .conftest import arguments, result
 
 OWN_SAMPLER = """
 from lightning_tas.samplers import Uniform, register
@@ -139,16 +139,15 @@ def test_config_yaml_repeats_a_run(fit, whole, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_resumes_to_the_same_result(fit, tmp_path, workers):
+def test_a_killed_run_resumes_to_the_same_result(fit, tmp_path, processes, workers):
     extra = ["trainer.max_epochs=4", f"data.num_workers={workers}", "train.ema=true", "checkpoint.every_n_steps=1"]
     status, straight = fit("straight", *extra)
     assert status == 0
     killed = tmp_path / "runs" / "quickstart" / "killed"
-    process = command("lightning_tas.fit", *arguments(tmp_path, "killed", *extra))
-    while process.poll() is None and not list(killed.glob("phases/*/checkpoints/*step=*06.ckpt")):
+    process = processes.command("python", "-m", "lightning_tas.fit", *arguments(tmp_path, "killed", *extra), fork=True)
+    while process.status is None and not list(killed.glob("phases/*/checkpoints/*step=*06.ckpt")):
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
     assert not (killed / "result.json").exists(), "killed too late to test anything"
     status, resumed = fit("killed", *extra, "resume=auto")
     assert status == 0
@@ -162,17 +161,17 @@ def test_a_killed_run_resumes_to_the_same_result(fit, tmp_path, workers):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_says_how_it_goes_on(fit, tmp_path, sent, status):
+def test_a_stopped_run_says_how_it_goes_on(fit, tmp_path, processes, sent, status):
     extra = ["trainer.max_epochs=4", "checkpoint.every_n_steps=3"]
     code, straight = fit("straight", *extra)
     assert code == 0
     folder = tmp_path / "runs" / "quickstart" / "stopped"
-    process = command("lightning_tas.fit", *arguments(tmp_path, "stopped", *extra))
-    while process.poll() is None and not list(folder.glob("phases/*/checkpoints/*step=*06.ckpt")):
+    process = processes.command("python", "-m", "lightning_tas.fit", *arguments(tmp_path, "stopped", *extra), fork=True)
+    while process.status is None and not list(folder.glob("phases/*/checkpoints/*step=*06.ckpt")):
         time.sleep(0.02)
-    process.send_signal(sent)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == status
+    process.send(sent)
+    assert processes.wait([process], timeout=60, check=False) == [status]
+    err = process.stderr
     by = "Ctrl-C" if sent == signal.SIGINT else "a signal"
     assert err.rstrip().endswith(f"stopped by {by}; python -m lightning_tas.fit resume={folder} continues it")
     assert "Traceback" not in err
@@ -296,7 +295,7 @@ def test_a_run_goes_on_with_other_workers_and_checkpoints(fit, whole, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_named_checkpoint_of_a_finished_phase_redoes_what_came_after(fit, tmp_path, capsys):
+def test_a_named_checkpoint_of_a_finished_phase_redoes_what_came_after(fit, tmp_path, processes, capsys):
     """A run of two trainings goes back into the first one, is killed again, and still ends as if nothing had been."""
     extra = [
         "phases=[select,supernet,measure,retrain]", "train.ema=true", "checkpoint.every_n_steps=1",
@@ -312,11 +311,10 @@ def test_a_named_checkpoint_of_a_finished_phase_redoes_what_came_after(fit, tmp_
     same_run(again, straight)
     # Killed after it went back: the automatic resume must not find what was there before.
     old = made(second)
-    process = command("lightning_tas.fit", f"resume={first}")
-    while process.poll() is None and made(second) in (None, old):
+    process = processes.command("python", "-m", "lightning_tas.fit", f"resume={first}", fork=True)
+    while process.status is None and made(second) in (None, old):
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
     assert not list((again / "phases").glob("*retrain/checkpoints/*.ckpt")), "killed too late to test anything"
     status, _ = fit("again", *extra, "resume=auto")
     assert status == 0

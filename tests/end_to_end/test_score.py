@@ -19,7 +19,6 @@ from lightning_tas.proxies.registry import proxies
 
 from ..commands.test_score import correlations, records, table
 from ..launch.wandb_records import attempts
-from .conftest import command
 
 FEW = ("bench.proxies=[snip,grad_norm]", "bench.batch_size=4", "bench.bootstrap=50")
 
@@ -100,18 +99,19 @@ def test_two_processes_score_as_one(fit: Callable[..., tuple[int, Path]], proces
 
 
 @pytest.mark.slow
-def test_a_signal_leaves_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_leaves_what_goes_on(processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM: status 143, the networks scored so far are kept, and only the others are scored then."""
     networks = 150
-    process = command("lightning_tas.score", *bench_call(tmp_path, "a", "bench.inits=1", networks=networks))
+    argv = ("python", "-m", "lightning_tas.score", *bench_call(tmp_path, "a", "bench.inits=1", networks=networks))
+    process = processes.command(*argv, fork=True)
     folder = tmp_path / "runs" / "vit_bench_autoformer" / "a"
     file, end = folder / "scores-init0.csv", time.monotonic() + 60
     while not file.exists() or len(file.read_text().splitlines()) < 4:
-        assert process.poll() is None and time.monotonic() < end
+        assert process.status is None and time.monotonic() < end
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143 and f"resume={folder} continues it" in err and "Traceback" not in err
+    process.send(signal.SIGTERM)
+    assert processes.wait([process], timeout=60, check=False) == [143]
+    assert f"resume={folder} continues it" in process.stderr and "Traceback" not in process.stderr
     text = file.read_text()
     whole = text[: text.rindex("\n") + 1]  # the last line may have been half-written
     assert 4 <= whole.count("\n") <= networks

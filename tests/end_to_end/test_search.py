@@ -21,7 +21,7 @@ from lightning_tas.training.schedule import WarmupCosine, plan
 
 from ..cluster.launched import start
 from ..launch.wandb_records import attempts
-from .conftest import arguments, command, result
+from .conftest import arguments, result
 
 Fit = Callable[..., tuple[int, Path]]
 SEARCH = (
@@ -91,20 +91,21 @@ def test_search_then_retrain_the_winner(fit: Fit) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_killed_search_resumes_to_the_same_result(tmp_path: Path, number: int) -> None:
+def test_a_killed_search_resumes_to_the_same_result(processes: Any, tmp_path: Path, number: int) -> None:
     search = (*TRAINING_FREE, "search.strategy=blockwise", "search.options={population: 10, generations: 30}")
     space = "space={name: tiny, embed_dim: [16, 32], depth: [3, 4], num_heads: [1, 2], mlp_ratio: [1, 2]}"
     assert main("search", arguments(tmp_path, "whole", *search, space)) == 0
-    process = command("lightning_tas.search", *arguments(tmp_path, "cut", *search, space))
+    argv = ("python", "-m", "lightning_tas.search", *arguments(tmp_path, "cut", *search, space))
+    process = processes.command(*argv, fork=True)
     folder, end = tmp_path / "runs" / "quickstart" / "cut", time.monotonic() + 60
     while not (folder / STATE).exists():
-        assert process.poll() is None and time.monotonic() < end
+        assert process.status is None and time.monotonic() < end
         time.sleep(0.02)
     time.sleep(0.3)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    process.send(number)
     ends: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
-    assert process.returncode == ends.get(number, -number) and "Traceback" not in err
+    assert processes.wait([process], timeout=60, check=False) == [ends.get(number, -number)]
+    assert "Traceback" not in process.stderr
     assert not (folder / "search.json").exists()
     assert main("search", [f"resume={folder}"]) == 0
     whole = tmp_path / "runs" / "quickstart" / "whole"

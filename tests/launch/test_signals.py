@@ -219,7 +219,7 @@ def test_a_whole_job_is_signalled_workers_and_all(tmp_path: Path, processes: Any
 
     def start(run: str, *more: str) -> Any:
         given = (*TINY, f"output_dir={tmp_path}", f"run={run}", "data.num_workers=2", "train.ema=true", *more)
-        return processes.command("python", "-m", "lightning_tas.fit", *given)
+        return processes.command("python", "-m", "lightning_tas.fit", *given, fork=True)
 
     def rows(run: str) -> list[dict[str, str]]:
         path = tmp_path / "quickstart" / run / "metrics.csv"
