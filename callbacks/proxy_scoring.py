@@ -7,8 +7,9 @@ supernet and scored, and its accuracy with inherited weights is measured on the 
 
 of the scores at initialisation and of those with the current weights, beside parameters and multiply-accumulates.
 
-Training is the same, bit for bit, as without this callback: everything runs on a private float32 copy of the supernet,
-draws come from generators of the seed, and what is logged goes to the loggers directly.
+Training is the same as without this callback (bit for bit, where it repeats itself so: docs/training.md): everything
+runs on a private float32 copy of the supernet, draws come from generators of the seed, and what is logged goes to the
+loggers directly.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     Trainer(callbacks=[EvolutionSearch(limits={"params": [5e6, 7e6]})]).fit(SupernetModule(...), datamodule=data)
 
-Training is the same, bit for bit, as without: a search works on a private copy of the supernet, draws from generators
-of the seed, and logs to the loggers directly. Its results are in the checkpoint; the state of one that is under way is
-kept in the folder after every generation, so a killed run goes on inside it.
+Training is the same as without (bit for bit, where training repeats itself so: docs/training.md): a search works on a
+private copy of the supernet, draws from generators of the seed, and logs to the loggers directly. Its results are in
+the checkpoint; the state of one that is under way is kept in the folder after every generation, so a killed run goes on
+inside it.
 """
 
 from __future__ import annotations

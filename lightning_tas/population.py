@@ -2,8 +2,8 @@
 
 The images are decoded once and stay on the device where they fit (`image_set`). In every batch each common beginning
 of several sub-networks is computed once (`forward_tree`). The ranks of a process group share the sub-networks, each
-over the whole set, and all get all results; without racing these are the numbers of `evaluator.evaluate`, bit for bit.
-With racing (`racing`), sub-networks that cannot be among the best any more are given up early.
+over the whole set, and all get all results; without racing these are the numbers of `evaluator.evaluate`, bit for bit
+on the CPU. With racing (`racing`), sub-networks that cannot be among the best any more are given up early.
 """
 
 from __future__ import annotations

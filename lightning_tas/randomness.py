@@ -1,7 +1,8 @@
 """Randomness as a function of counters.
 
 Every random decision of the framework is drawn from a generator keyed by (seed, purpose, counters), never from
-hidden state, so that all ranks agree without talking and a resumed run repeats the uninterrupted one bit for bit.
+hidden state, so that all ranks agree without talking and a resumed run repeats the uninterrupted one: bit for bit on
+the CPU, and on a GPU as far as `trainer.deterministic` makes its operations repeat themselves (docs/training.md).
 """
 
 from __future__ import annotations

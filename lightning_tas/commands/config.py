@@ -77,6 +77,7 @@ class TrainerConfig:
     float32_matmul_precision: str = "high"  # of float32 products on a GPU; high: TF32, highest: no
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = None
+    deterministic: Any = False  # true: the same bits again on a GPU, slower, an error where that is impossible; or warn
     limit_train_batches: Any = None  # a number of batches (int) or a share (float); None: all
     limit_val_batches: Any = None
     check_val_every_n_epoch: int = 1

@@ -65,7 +65,14 @@ def _run(command: str, arguments: Sequence[str]) -> None:
     from lightning_tas.commands.compose import config_from
 
     config = config_from(command, arguments)
-    importlib.import_module(f"lightning_tas.commands.{command}").run(config)
+    run = importlib.import_module(f"lightning_tas.commands.{command}").run
+    if not config.trainer.deterministic:
+        run(config)
+        return
+    from lightning_tas.launch.trainer import deterministic
+
+    with deterministic(config.trainer.deterministic):
+        run(config)
 
 
 def _one_voice() -> None:

@@ -14,7 +14,7 @@ _NEVER = {
     "scoring": "it is for fit; score reads bench",
     "trainer": "score trains nothing, and its processes are those that it is launched with",
 }
-_READ = frozenset({"trainer.accelerator"})
+_READ = frozenset({"trainer.accelerator", "trainer.deterministic"})
 
 
 def without_effect(keys: Iterable[str], config: Config) -> Iterator[tuple[str, str]]:

@@ -184,6 +184,8 @@ def _trainer(config: Config) -> None:
     trainer = config.trainer
     if str(trainer.precision) not in PRECISIONS:
         raise unknown("trainer.precision", trainer.precision, PRECISIONS)
+    if not isinstance(trainer.deterministic, bool) and trainer.deterministic != "warn":
+        raise unknown("trainer.deterministic", trainer.deterministic, ("true", "false", "warn"))
     for key in ("limit_train_batches", "limit_val_batches"):
         value = getattr(trainer, key)
         whole = isinstance(value, int) and not isinstance(value, bool)

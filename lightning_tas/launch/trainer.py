@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -110,6 +111,27 @@ def check_trainer(settings: TrainerConfig, train: TrainConfig) -> None:
     except (MisconfigurationException, ImportError, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"trainer: Lightning refuses these settings: {reason}") from None
+
+
+@contextlib.contextmanager
+def deterministic(asked: bool | str) -> Iterator[None]:
+    """Run all phases of a command as `trainer.deterministic` says, those without a Trainer too; then as it was before.
+
+    Put it around the first operation on a GPU: cuBLAS reads its variable, which child processes inherit, only then.
+    """
+    mode, name = torch.get_deterministic_debug_mode(), "CUBLAS_WORKSPACE_CONFIG"
+    before = os.environ.get(name)
+    torch.use_deterministic_algorithms(bool(asked), warn_only=asked == "warn")
+    if asked:
+        os.environ.setdefault(name, ":4096:8")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 ``net(x, arch)`` is stateless: the sub-network is an argument, its weights are cut from the shared ones inside
 `forward` (AutoFormer, section 3; PreNAS uses the same network). `subnet(arch)` copies them into a stand-alone network
-whose logits are the same bits. Families: "autoformer", and "autoprox_vit" without relative position, whose heads share
-the width instead of having 64 channels each.
+whose logits are the same bits on a CPU. Families: "autoformer", and "autoprox_vit" without relative position, whose
+heads share the width instead of having 64 channels each.
 
 Shapes: B batch, C channels, (gh, gw) patch grid, N = 1 + gh * gw tokens (class token first), D allocated width,
 d width of the sub-network.

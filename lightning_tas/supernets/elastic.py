@@ -3,7 +3,7 @@
 Weight entanglement (AutoFormer, section 3.2): every choice of a layer shares the weights of the smaller ones. Slices
 are cut inside `forward` and nothing about a call is kept, so weights may be moved, copied, averaged or replaced at any
 time. Slices are made contiguous so that a sub-network computes with operands laid out as in its extracted copy: the
-same kernels, the same bits.
+same kernels, and where these repeat themselves (docs/training.md) the same bits.
 
 Shapes: B batch, N tokens, d width of the sub-network.
 """

@@ -1,6 +1,6 @@
 """The plain Transformer block with shared weights: one block for every width, number of heads and MLP ratio.
 
-Nothing about a call is kept; see `elastic`. `blocks` has the stand-alone counterpart, whose results are the same bits.
+Nothing about a call is kept; see `elastic`. `blocks` has the stand-alone counterpart, on a CPU with the same bits.
 
 Shapes: B batch, N tokens, d width of the sub-network, h heads, q width of its queries.
 """

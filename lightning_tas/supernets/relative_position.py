@@ -13,6 +13,8 @@ therefore lengthened by their slot numbers, and keys and values by the indicator
     sum_j a_ij [v_j, e_j]   = [sum_j a_ij v_j, attention mass per slot of i]        which then meets T^V
 
 An ordinary fused attention kernel does the rest, in any precision, with dropout, without an (N x N) tensor in memory.
+Where torch is told to be deterministic (`trainer.deterministic`) the slots are picked and summed by products with
+indicators: on a GPU, gather and scatter_add sum what meets in one row of a table in any order.
 
 Shapes: B batch, N = 1 + gh * gw tokens (class token first), H heads, D = 64 head dim, S slots, R rows of both tables.
 """
@@ -110,9 +112,13 @@ def _relative(qkv: Tensor, keys: Tensor, values: Tensor, grid_size: tuple[int, i
     index, member = (slots.__wrapped__ if torch.compiler.is_compiling() else slots)(grid_size, qkv.device)
     q, k, v = qkv.unbind(2)  # (B, N, H, D)
     batch, tokens, heads, _ = q.shape
+    met = None  # which row (R, of both tables) query i meets in slot s, as ones and zeros: (N, S, R)
+    if torch.are_deterministic_algorithms_enabled():
+        met = (index[..., None] == torch.arange(keys.shape[-2], device=q.device)).to(q.dtype)
     index = index[:, None].expand(batch, tokens, heads, -1)  # (B, N, H, S)
     indicator = member.to(q.dtype)[:, None].expand(batch, tokens, heads, -1)  # (B, N, H, S)
-    bias = _meet(q, keys.transpose(-1, -2)).gather(-1, index)  # (B, N, H, R) -> (B, N, H, S)
+    bias = _meet(q, keys.transpose(-1, -2))  # (B, N, H, R)
+    bias = bias.gather(-1, index) if met is None else torch.einsum("bnhr,nsr->bnhs", bias, met)  # (B, N, H, S)
     x = F.scaled_dot_product_attention(
         torch.cat([q, bias], -1).transpose(1, 2),  # (B, H, N, D + S)
         torch.cat([k, indicator], -1).transpose(1, 2),
@@ -121,9 +127,10 @@ def _relative(qkv: Tensor, keys: Tensor, values: Tensor, grid_size: tuple[int, i
         scale=HEAD_DIM**-0.5,
     ).transpose(1, 2)
     x, mass = x.split([HEAD_DIM, index.shape[-1]], -1)  # (B, N, H, D), (B, N, H, S)
+    if met is not None:
+        return _meet(torch.einsum("bnhs,nsr->bnhr", mass, met), values, x)
     zeros = mass.new_zeros(()).expand(batch, tokens, heads, values.shape[-2])
-    per_row = zeros.scatter_add(-1, index, mass)  # (B, N, H, S) -> (B, N, H, R)
-    return _meet(per_row, values, x)
+    return _meet(zeros.scatter_add(-1, index, mass), values, x)  # (B, N, H, S) -> (B, N, H, R)
 
 
 def _meet(x: Tensor, table: Tensor, plus: Tensor | None = None) -> Tensor:

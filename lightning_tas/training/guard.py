@@ -1,7 +1,8 @@
 """One decision per optimiser step, the same on every process: is the step sound, does anybody want a save or a stop?
 
 Everything that ranks have to agree on at a step travels in one small tensor: one all-reduce, and one read by the host,
-which is the only time in a step that the host waits for the device. A loss or gradient that is not finite on any rank
+which is the only time in a step that the host waits for the device (but for DDP, where a step leaves out parameters). A
+loss or gradient that is not finite on any rank
 makes the step bad on all of them.
 """
 

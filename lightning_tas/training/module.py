@@ -4,7 +4,8 @@ One optimiser step: mix the batch, run the step's architectures on it, one backw
 (automatic optimisation). Randomness is a function of counters: `on_train_batch_start` seeds torch (all devices) from
 (seed, epoch, batch, rank), so dropout and drop path repeat after a resume; mixing has a seed of its own from the same
 counters. The global torch state is not put back: during `fit` it belongs to training, and every batch sets it anew.
-What is logged stays a tensor. The host waits for the device once per optimiser step, in `StepGuard.decide`.
+What is logged stays a tensor. The host waits for the device once per optimiser step, in `StepGuard.decide`; DDP that
+has to look for unused parameters waits once more in every backward pass that leaves some out.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([Q, "sampler.source=space"], ["sampler.source: 'space'", "'balanced'", "sampler.name=uniform"]),
     ([Q, "sampler.source=spce"], ["sampler.source: 'spce'", "Did you mean 'space'"]),
     ([Q, "phases=[supernet]", "sampler.name=uniform", "sampler.source=candidates"], ["sampler.source", "'select'"]),
+    ([Q, "trainer.deterministic=wran"], ["trainer.deterministic: 'wran'", "Did you mean 'warn'"]),
     ([Q, "sampler.reduce=avg"], ["sampler.reduce: 'avg'", "mean, sum"]),
     ([Q, "sampler.middle=-1"], ["sampler.middle: -1", "0 or above"]),
     ([Q, "select.mode=papr"], ["select.mode: 'papr'", "Did you mean 'paper'"]),

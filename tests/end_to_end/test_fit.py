@@ -274,6 +274,30 @@ def test_a_diverged_run_still_ends_with_a_result(fit, recwarn):
     assert any(entry["metrics"]["loss"] is None for entry in result(folder)["architectures"])
 
 
+@pytest.mark.parametrize("asked", ["true", "warn"])
+def test_deterministic_operations_hold_for_all_phases_and_no_longer(fit, monkeypatch, asked):
+    seen: list[tuple[bool, bool, str | None]] = []
+
+    def spy(*_: object) -> None:
+        warn = torch.is_deterministic_algorithms_warn_only_enabled()
+        seen.append((torch.are_deterministic_algorithms_enabled(), warn, os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
+
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(SupernetModule, "on_train_batch_end", spy)
+    monkeypatch.setattr("lightning_tas.commands.phases.say", spy)  # select and measure print
+    spans = [
+        "phases=[supernet,measure]",
+        "sampler.name=uniform",
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=1",
+    ]
+    assert fit("run", f"trainer.deterministic={asked}", *spans)[0] == 0
+    assert len(seen) > 4 and set(seen) == {(True, asked == "warn", ":4096:8")}
+    seen.clear()
+    spy()
+    assert seen == [(False, False, None)]
+
+
 def test_a_phase_whose_every_step_is_left_out_is_not_measured(fit, capsys, monkeypatch):
     """Fewer steps than `train.max_bad_steps`, none of them sound: the weights are the initial ones."""
     criterion = SupernetModule.criterion

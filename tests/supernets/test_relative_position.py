@@ -51,6 +51,32 @@ def test_equals_the_explicit_form_with_gradients(naive: Any, gh: int, gw: int, h
         torch.testing.assert_close(fast, slow, atol=1e-10, rtol=1e-10)
 
 
+def test_deterministic_operations_compute_the_same() -> None:
+    """Slots by products with indicators in place of gather and scatter_add, with all gradients; no such op is left."""
+    grid = (3, 2)
+    keys, values = tables(grid, 0), tables(grid, 1)
+    qkv = torch.randn(2, 7, 3, 2, 64, dtype=torch.float64, requires_grad=True)
+    wanted = [qkv, *keys.parameters(), *values.parameters()]
+    results, used = [], set()
+    for exact in (False, True):
+        torch.use_deterministic_algorithms(exact)
+        try:
+            out = attention(qkv, keys, values, grid)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        results.append((out, *torch.autograd.grad(out.square().sum(), wanted, retain_graph=True)))
+        left, seen = [out.grad_fn], set()
+        while left:
+            node = left.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                left += [following for following, _ in node.next_functions]
+        used = {type(node).__name__ for node in seen}
+        assert any(name.startswith(("GatherBackward", "ScatterAddBackward")) for name in used) != exact
+    for fast, exact_one in zip(*results, strict=True):
+        torch.testing.assert_close(fast, exact_one, atol=1e-12, rtol=1e-12)
+
+
 def test_sizes_of_the_published_tables() -> None:
     module = RelativePosition((14, 14))
     assert table_rows(14) == 30

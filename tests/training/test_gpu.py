@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_tas.evaluator import Meter, evaluate
+from lightning_tas.launch.trainer import deterministic
 from lightning_tas.training.config import TrainConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -57,6 +58,18 @@ def test_the_host_waits_once_for_each_update(
     later = waits.counts[8:]  # in the first epoch tables of indices are made, and states of the optimiser
     assert later == [0, 1][-accumulate:] * (8 // accumulate), (later, waits.places)
     assert all("guard.py" in place for place in waits.places[-4:]), waits.places
+
+
+def test_deterministic_training_repeats_itself_bit_for_bit(
+    make_module: Make, make_trainer: Make, make_loader: Make
+) -> None:
+    weights = []
+    for _ in range(2):
+        module = make_module(TrainConfig(lr=1e-3, lr_batch=None, warmup_epochs=0), sampler="sandwich")
+        with deterministic(True):
+            make_trainer(accelerator="gpu", devices=1, deterministic=True).fit(module, make_loader(64))
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert torch.equal(*weights)
 
 
 def test_float16_steps_that_overflow_are_left_out(make_module: Make, make_trainer: Make, make_loader: Make) -> None:
