@@ -89,6 +89,7 @@ def main() -> None:
     sys.stdout.write(comparison_table(curves, given.score, at, optimum) + "\n")
     sys.stdout.write(f"load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
     figure = comparison_figure(curves, given.score, evaluations, title, optimum)
+    given.out.mkdir(parents=True, exist_ok=True)
     save_figure(figure, given.out / f"strategies-{given.score}.png")
     with (given.out / f"strategies-{given.score}.csv").open("w", newline="") as file:
         writer = csv.writer(file)

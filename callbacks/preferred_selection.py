@@ -18,7 +18,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from lightning_tas.callbacks.contract import check_module
 from lightning_tas.errors import UserError
-from lightning_tas.launch.files import write_json
+from lightning_tas.launch.files import make_folder, write_json
 from lightning_tas.launch.results import read_selection
 from lightning_tas.search import Selection
 from lightning_tas.search.config import SelectConfig
@@ -80,6 +80,7 @@ class PreferredSelection(Callback):
             batch = getattr(getattr(trainer, "datamodule", None), "selection_batch", None)
         record = make_selection(pl_module.net, self.select, self.seed, batch).to_dict()  # type: ignore[arg-type]
         if self.path is not None:
+            make_folder(self.path.parent, "selection")
             write_json(self.path, record)
         return record
 

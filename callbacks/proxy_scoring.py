@@ -34,6 +34,7 @@ from lightning_tas.callbacks.scoring_record import BASELINES, Column, Record, Sc
 from lightning_tas.costs import cost
 from lightning_tas.errors import UserError
 from lightning_tas.evaluator import AUTOCAST, evaluate, preserved_rng
+from lightning_tas.launch.files import make_folder
 from lightning_tas.launch.strategies import gathered
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.proxies import score_many
@@ -118,6 +119,7 @@ class ProxyScoring(Callback):
         settings |= {"options": self.options} if self.options else {}
         self.record.begin(archs, prices, settings, trainer.global_step)
         if trainer.is_global_zero:
+            make_folder(into, "scoring")
             self.record.rewrite(into)
         if not self.record.scorings:
             if trainer.global_step:

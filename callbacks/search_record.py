@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lightning_tas.analysis.plots import save_figure
 from lightning_tas.analysis.plots_search import search_figure
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.launch import provenance
-from lightning_tas.launch.files import read_json, read_torch, write_atomically, write_json, write_text, writing
+from lightning_tas.launch.files import read_json, read_torch, write_json, write_text, write_torch
 from lightning_tas.launch.results import Specialised, write_result
 from lightning_tas.search.history import Entry
 from lightning_tas.search.objective import heading
@@ -183,9 +181,7 @@ def csv_text(strategy: Strategy) -> str:
 
 def save_state(folder: Path, key: str, state: Mapping[str, Any]) -> None:
     """Keep the state of a search that is under way; `key` says of which."""
-    path = folder / STATE
-    with writing(path):
-        write_atomically(path, lambda temporary: torch.save({"key": key, **state}, temporary))
+    write_torch(folder / STATE, {"key": key, **state})
 
 
 def load_state(folder: Path, key: str) -> dict[str, Any] | None:

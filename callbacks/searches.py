@@ -28,6 +28,7 @@ from lightning_tas.callbacks.search_check import check_search, check_sources, ju
 from lightning_tas.callbacks.search_record import Found
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.evaluator import AUTOCAST, preserved_rng
+from lightning_tas.launch.files import make_folder
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.search.config import CHOICES, LimitsConfig, SearchConfig
 from lightning_tas.search.objective import ACCURACY
@@ -128,6 +129,8 @@ class SearchCallback(Callback):
                 "give each a folder of its own: folder=..."
             )
         self._place = self._into(trainer)  # on all processes: they ask one another for it
+        if trainer.is_global_zero:
+            make_folder(self._place, "search")
         device, bars = trainer.strategy.root_device, shows_bars(trainer)
         amp = _amp(trainer, device)
         region = build_region(net, self.limits, self._place, device=device, amp_dtype=amp, progress=bars)

@@ -8,6 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+NAME_BYTES, PATH_BYTES = 240, 3_800
+"""The most that a name and a path may have: below what Linux takes, 255 and 4,095, because other names are made of
+them."""
+
 
 class UserError(ValueError):
     """A mistake in what the user asked for. Commands print its message alone and exit with status 2."""
@@ -47,6 +51,16 @@ def unknown(
     message = f"{key}: {value!r} is not valid; valid: {', '.join(told) if told else '(none)'}"
     match = nearest(value, names)
     return UserError(f"{message}. Did you mean {match!r}?" if match else message)
+
+
+def check_path(key: str, value: str) -> None:
+    """`UserError` for a path of `key` that no file system takes, with room for the names below it."""
+    raw = value.encode(errors="surrogateescape")
+    if max(map(len, raw.split(b"/"))) > NAME_BYTES or len(raw) > PATH_BYTES or b"\0" in raw:
+        raise UserError(
+            f"{key}: {value[:40] + '...'!r} is no path ({len(value):,} characters); valid: names of at most "
+            f"{NAME_BYTES} bytes, {PATH_BYTES:,} in all"
+        )
 
 
 def neighbour(path: str | Path) -> str | None:

@@ -26,7 +26,7 @@ from lightning_tas import plugins
 from lightning_tas.commands import per_phase, recipes, schema, score_keys, search_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
-from lightning_tas.errors import UserError, absent
+from lightning_tas.errors import UserError, absent, check_path
 from lightning_tas.launch import environment
 from lightning_tas.reading import check_argument
 from lightning_tas.search.config import LIMITED
@@ -156,6 +156,7 @@ def _verbatim(key: str, value: str) -> Setting:
     if value == "null":
         schema.check(key, None)
         return Setting(key, None, f"{key}=null")
+    check_path(key, value)
     # Inside Hydra's quotes a quote is escaped, and so are the backslashes before it or before the end.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return Setting(key, value, f"{key}='{escaped}'")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 import lightning_tas
 from lightning_tas.architecture import Architecture
@@ -26,7 +26,7 @@ from lightning_tas.commands.console import say
 from lightning_tas.commands.evaluate import WEIGHTS, where
 from lightning_tas.errors import UserError
 from lightning_tas.launch import group
-from lightning_tas.launch.files import make_folder, write_json
+from lightning_tas.launch.files import make_folder, write_json, writing
 from lightning_tas.randomness import torch_generator
 from lightning_tas.supernets import model_config
 from lightning_tas.supernets.checkpoints import STATE_HASH, state_hash
@@ -60,7 +60,7 @@ def run(config: Config) -> None:
     alone = net if source.alone else net.subnet(arch)
     make_folder(target.parent)
     # A neighbour of the target, so that moving it there is one step.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+    with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         folder = Path(scratch).resolve() / "export"  # absolute: the clean process runs elsewhere
         folder.mkdir()
         _write(folder, alone, source, data)
@@ -109,7 +109,8 @@ def _write(folder: Path, net: Any, source: trained.Trained, data: Any) -> None:
     state = {name: value.contiguous() for name, value in net.state_dict().items()}
     hashed = state_hash(state)
     content = {**model_config(net, **described), "weights": source.weights, STATE_HASH: hashed}
-    save_file(state, folder / "model.safetensors", {"format": "pt", STATE_HASH: hashed})
+    # By Python's own file: of what the system says, on a full disk for example, the writer of safetensors says less.
+    (folder / "model.safetensors").write_bytes(save(state, {"format": "pt", STATE_HASH: hashed}))
     write_json(folder / "config.json", content)
 
 

@@ -111,7 +111,7 @@ def _data(config: Config) -> TASDataModule:
 
 
 def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: list[Path], command: str) -> None:
-    """Run the phases; on a user's mistake, remove the folders just `made` unless a phase or an epoch has finished."""
+    """Run the phases; on a user's mistake, remove the folders just `made` unless they hold work."""
     from lightning_tas.commands import phases
 
     if group.rank() == 0:
@@ -132,8 +132,7 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         context.loggers.close()
     except (Exception, KeyboardInterrupt, SIGTERMException) as error:
         ending = group.settle(_told(error, folder, command))
-        finished = any(study.status(index) == FINISHED for index in range(len(config.phases)))
-        if made and isinstance(ending, UserError) and not finished and not folder.trained:
+        if made and isinstance(ending, UserError):
             folder.remove(made)  # a mistake that only a phase could see leaves nothing half-written
         context.loggers.close(getattr(ending, "status", 1))
         if ending is error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -190,12 +189,11 @@ def _launch(place: Path, count: int, launcher: Sequence[str]) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Delete a sweep's folder and those above it that are empty without it."""
-    shutil.rmtree(place)
-    for folder in (place.parent, place.parent.parent):
-        if any(folder.iterdir()):
-            break
-        folder.rmdir()
+    """Delete the folder of a sweep that did not begin, and those above it that are empty without it."""
+    (place / "jobs.json").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # one holds something else
+        for folder in (place, place.parent, place.parent.parent):
+            folder.rmdir()
 
 
 @contextlib.contextmanager

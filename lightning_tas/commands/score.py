@@ -71,7 +71,7 @@ def _run_locked(config: Config, job: score_work.Job, folder: RunFolder, made: li
         loggers.close()
     except (Exception, KeyboardInterrupt, SIGTERMException) as error:
         ending = group.settle(_told(error, folder))
-        if made and isinstance(ending, UserError) and not list(folder.path.glob("scores-*.csv")):
+        if made and isinstance(ending, UserError):
             folder.remove(made)  # a mistake that only the work itself could see leaves nothing half-written
         loggers.close(getattr(ending, "status", 1))
         if ending is error:

@@ -234,6 +234,8 @@ def run_pass(
 ) -> Scores:
     """Score all networks (or `archs`) as `one` says; with a `folder` its file there is continued."""
     images, labels = _batch(config, job, one.group.batch_size)
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"output_dir: {str(folder)!r} is there no more; what was written is gone with it")
     return score_many(
         list(one.group.names),
         job.net,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
-from lightning_tas.errors import UserError
-from lightning_tas.launch.files import write_atomically
+from lightning_tas.launch.files import write_torch
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -25,15 +23,4 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             UserError: the file cannot be written (a full disk, say); whatever was at `path` is untouched.
         """
         assert storage_options is None, "checkpoints are written to a file system, which has no options"
-        try:
-            write_atomically(path, lambda temporary: torch.save(checkpoint, temporary))
-        except (OSError, RuntimeError) as error:  # torch's writer turns what the system said into a RuntimeError
-            raise cannot_write(path, error) from error
-
-
-def cannot_write(path: str | Path, error: BaseException) -> UserError:
-    """The error for a checkpoint that could not be written (raise what this returns)."""
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return UserError(
-        f"checkpoint: {str(path)!r} cannot be written ({reason}); is the disk full? Earlier checkpoints are whole"
-    )
+        write_torch(path, checkpoint, key="checkpoint")

@@ -50,7 +50,7 @@ class RunCheckpoints(Checkpoint):
     that ends an epoch is saved with the epoch: Lightning, resumed from before the validation, would leave it out.
 
     Args:
-        folder: where the checkpoints of the phase lie; made when the first is saved.
+        folder: where the checkpoints of the phase lie; made when the fit starts.
         settings: `checkpoint.*`.
     """
 
@@ -64,7 +64,10 @@ class RunCheckpoints(Checkpoint):
         self._stop = False  # and it stops there
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Handle signals from here on."""
+        """Handle signals from here on; make the folder, which is not made again where it vanishes later."""
+        if trainer.is_global_zero:
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
         _resume_by_epochs(trainer)
         self._signals.install(trainer, _guard(pl_module).requests)
 

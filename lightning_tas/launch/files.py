@@ -45,17 +45,33 @@ def writing(path: Path | str, key: str = "output_dir") -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        raise UserError(f"{key}: {str(path)!r} cannot be written ({error.strerror or error})") from error
+    except (OSError, RuntimeError) as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
+        raise UserError(f"{key}: {str(path)!r} cannot be written ({reason})") from error
+
+
+def refusal(error: BaseException) -> str | None:
+    """What the system said when it refused to write; None where `error` is none of that.
+
+    torch's writer ends with an error of its own after the system's.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    if found is None:
+        return None
+    return "its folder does not exist" if isinstance(found, FileNotFoundError) else found.strerror or str(found)
 
 
 def write_atomically(path: Path | str, write: Callable[[Path], object]) -> Path:
     """Call `write(temporary_path)`, then move the result onto `path`, so that no reader sees half a file.
 
     The temporary file keeps the suffix of `path` (some writers choose their format by it) and is removed on failure.
+    The folder must be there: one that was removed while a run was writing into it does not come back as a fragment.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
@@ -94,6 +110,18 @@ def write_json(path: Path | str, value: Any) -> Path:
         content = json.loads(text)
         text = json.dumps({**content, DIGEST: digest(content)}, indent=2)
     return write_text(path, text + "\n")
+
+
+def write_torch(path: Path | str, content: Any, key: str = "output_dir") -> Path:
+    """Write `content` by `torch.save`, atomically; UserError with what the system says when it refuses."""
+    import torch
+
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # given a path, torch's writer does not say what the system said
+            torch.save(content, file)
+
+    with writing(path, key):
+        return write_atomically(path, save)
 
 
 def damage(path: Path | str) -> str | None:

@@ -10,19 +10,20 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_tas.errors import UserError
+from lightning_tas.errors import UserError, check_path
 from lightning_tas.launch import environment, group
 from lightning_tas.launch.files import make_folder
 
 # Processes that Lightning starts inherit the environment: rank 0 chose the run's folder, they find it here.
 RUN_VARIABLE = "LIGHTNING_TAS_RUN"
 LOCK_SECONDS = 10
+SETTINGS = ("config.yaml", "study.json", "bench.json")
+"""What a run writes before it works; everything else in its folder is work, and is never removed."""
 
 
 def global_rank() -> int:
@@ -52,7 +53,10 @@ class RunFolder:
         name = run or default_run_name(seed)
         if not re.fullmatch(r"[\w.+=-]+", name) or name in (".", ".."):
             raise UserError(f"run: {name!r} is not a folder name; valid: letters, digits and any of . _ + = -")
-        return cls(recipe_folder(output_dir, recipe) / name)
+        path = recipe_folder(output_dir, recipe) / name
+        check_path("run", name)
+        check_path("output_dir", str(path.absolute()))
+        return cls(path)
 
     @classmethod
     def begun(cls) -> RunFolder | None:
@@ -106,16 +110,15 @@ class RunFolder:
         return [folder for folder in candidates if not folder.exists()]
 
     def remove(self, made: list[Path]) -> None:
-        """Delete the run's folder and those of `made` (see `missing`) that are empty without it."""
-        shutil.rmtree(self.path)
-        for folder in made:
-            if folder.is_dir() and not any(folder.iterdir()):
+        """Delete those of `made` (see `missing`) that hold nothing but the settings of this run, which did no work."""
+        inside = sorted(self.path.rglob("*"), reverse=True)  # what lies in a folder comes before it
+        if any(path.name not in SETTINGS for path in inside if not path.is_dir()):
+            return
+        with contextlib.suppress(OSError):  # another run has begun beside this one
+            for path in inside:
+                path.rmdir() if path.is_dir() else path.unlink()
+            for folder in made:
                 folder.rmdir()
-
-    @property
-    def trained(self) -> bool:
-        """Whether it holds a checkpoint of any phase."""
-        return any(self.path.glob("phases/*/checkpoints/*.ckpt"))
 
     @property
     def config(self) -> Path:

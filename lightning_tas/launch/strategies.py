@@ -14,6 +14,7 @@ DeepSpeed works as under Lightning's stock strategy, with these differences:
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.launch import group
-from lightning_tas.launch.checkpoint_io import cannot_write
+from lightning_tas.launch.files import refusal
 from lightning_tas.training.config import TrainConfig
 
 STRATEGIES = ("auto", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
@@ -215,10 +216,14 @@ class ZeroStrategy(DeepSpeedStrategy):
         except (OSError, RuntimeError) as error:  # torch's writer turns what the system said into a RuntimeError
             if group.is_lost(error):
                 raise
-            raise group.settle(cannot_write(target, error)) from error
+            said = refusal(error) or next(iter(str(error).splitlines()), type(error).__name__)
+            refused = UserError(f"checkpoint: {str(target)!r} cannot be written ({said})")
+            raise group.settle(refused) from error
 
     def _write(self, checkpoint: dict[str, Any], target: Path, storage_options: Any) -> None:
         hidden = target.with_name(f".{target.name}.partial")
+        if not target.parent.is_dir():  # which DeepSpeed would make again
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target.parent))
         if self.is_global_zero:
             shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed
         self.barrier()

@@ -88,6 +88,7 @@ class WandbRun(Shows):
         if "id" not in kept:
             words = re.sub(r"[^\w.-]+", "-", self._name, flags=re.ASCII)[: ID_LENGTH - 9]
             kept["id"] = f"{words}-{secrets.token_hex(4)}"
+            self.files.mkdir(exist_ok=True)
             write_json(self._record, kept)
         return str(kept["id"])
 

@@ -11,7 +11,6 @@ ZeRO-3 cuts every parameter, padded, into equal shares, which each process lays 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lightning_tas.errors import UserError
-from lightning_tas.launch.files import damage
+from lightning_tas.launch.files import damage, write_torch
 from lightning_tas.supernets import load_checkpoint_file
 from lightning_tas.training.entries import EMA, KEY
 
@@ -118,19 +117,8 @@ def consolidate(folder: str | Path, file: str | Path) -> Path:
     Raises:
         UserError: as `content`, or the file cannot be written.
     """
-    file = Path(file)
-    hidden = file.with_name(f".{file.name}.partial")
-    try:
-        # Copies: a tensor that is a part of another would be saved with all of it.
-        torch.save(_owned(content(folder)), hidden)
-        with hidden.open("rb") as written:
-            os.fsync(written.fileno())
-        hidden.replace(file)
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"checkpoint: {str(file)!r} cannot be written ({error})") from error
-    finally:
-        hidden.unlink(missing_ok=True)
-    return file
+    # Copies: a tensor that is a part of another would be saved with all of it.
+    return write_torch(file, _owned(content(folder)), key="checkpoint")
 
 
 def shards(folder: Path) -> Shards:

@@ -112,6 +112,7 @@ def job(strategy: str, top: int, folder: Path) -> Any:
     own: dict[str, Any] = {"mode": "inherited"} if strategy == "exact" else {"options": {"networks": 20}}
     search = SearchConfig(strategy=strategy, score="snip", batch_size=2, top=top, **own)
     limits = LimitsConfig(latency=[None, 30], latency_repeats=2)
+    folder.mkdir(exist_ok=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Pareto front is left out")
         return build_job(small.make_net(), search, limits, Surroundings(folder=folder))

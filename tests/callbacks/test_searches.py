@@ -153,6 +153,8 @@ def test_a_search_killed_in_its_middle_goes_on_there(tmp_path: Path) -> None:
     """Nothing is scored twice, and the end is that of an uninterrupted search, whatever the generation."""
     net = small.make_net()
     search = SearchConfig(strategy="evolution", score="snip", batch_size=4, options=SMALL)
+    for name in ("whole", "cut1", "cut2"):
+        (tmp_path / name).mkdir()
     whole = build_job(net, search, LimitsConfig(), Surroundings(folder=tmp_path / "whole")).run()
     for generations in (1, 2):
         folder = tmp_path / f"cut{generations}"
@@ -177,6 +179,7 @@ def test_a_raced_search_goes_on_against_the_same_best(tmp_path: Path) -> None:
     data = many_images()
 
     def job(folder: Path) -> Any:
+        folder.mkdir(exist_ok=True)
         return build_job(net, search, LimitsConfig(), Surroundings(folder=folder, loader=lambda: data))
 
     whole = job(tmp_path / "whole").run()

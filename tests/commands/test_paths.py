@@ -113,3 +113,21 @@ def test_files_that_hold_no_weights_are_named_by_the_users_key(
     assert main("search", ["recipe=t_razor_tiny", f"ckpt={name}"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"lightning_tas.search: ckpt{told}")
+
+
+@pytest.mark.parametrize("key", ["run", "output_dir", "ckpt", "resume", "config", "arch", "recipe", "data.root"])
+@pytest.mark.parametrize("value", ["x" * 300, "ü" * 150, "deep/" * 1_000])
+def test_a_path_that_no_file_system_takes(runs: Path, capsys: pytest.CaptureFixture[str], key: str, value: str) -> None:
+    before = sorted(runs.rglob("*"))
+    command = "evaluate" if key == "ckpt" else "fit"
+    recipe = [] if key in ("recipe", "config", "ckpt") else ["recipe=quickstart"]
+    assert main(command, [*recipe, f"{key}={value}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lightning_tas.{command}: {key}: ") and len(line) < 300, line
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_a_folder_too_deep_for_the_run_in_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("fit", ["recipe=quickstart", f"output_dir={'deep/' * 759}d"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "output_dir: " in line and "is no path" in line

@@ -104,6 +104,9 @@ def test_mistakes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "source=prenas" in refused(capsys, "evaluate", f"ckpt={weights}", "source=prenas")
     weights.write_bytes(b"nonsense")
     assert "weights.pth" in refused(capsys, "evaluate", f"ckpt={weights}")
+    if Path("/proc/self").exists():  # a folder in which nobody may make anything
+        message = refused(capsys, "export", f"ckpt={run}", f"arch={label}", "output_dir=/proc/x")
+        assert "output_dir: '/proc/x' cannot be written (" in message
     study = {"phases": [{"name": "supernet", "status": "running", "outputs": {}}]}
     (tmp_path / "study.json").write_text(json.dumps(study))
     assert "holds no checkpoint" in refused(capsys, "evaluate", f"ckpt={tmp_path}")

@@ -24,7 +24,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
 
 def test_json_round_trip_and_no_nan(tmp_path):
     value = {"a": [1, 2.5, None], "b": "ü"}
-    assert read_json(write_json(tmp_path / "deep" / "x.json", value)) == value
+    assert read_json(write_json(tmp_path / "x.json", value)) == value
+    with pytest.raises(UserError, match="its folder does not exist"):  # and does not come back
+        write_json(tmp_path / "gone" / "x.json", value)
     with pytest.raises(ValueError):
         write_json(tmp_path / "nan.json", {"x": float("nan")})
     assert not (tmp_path / "nan.json").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -168,7 +169,7 @@ def test_an_id_is_valid_kept_and_never_used_again(tmp_path: Path, name: str) -> 
     made = wandb_logger.WandbRun(config, folder).id
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", made) and len(f"selection-{made}") <= 128
     assert wandb_logger.WandbRun(config, folder).id == made
-    folder.remove([])
+    shutil.rmtree(folder.path)
     assert wandb_logger.WandbRun(config, folder.create()).id != made
 
 
