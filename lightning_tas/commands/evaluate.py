@@ -14,7 +14,7 @@ from typing import Any
 from lightning_tas.commands import build, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
-from lightning_tas.commands.phases import result_table
+from lightning_tas.commands.phases import result_table, tell_trained
 from lightning_tas.costs import cost
 from lightning_tas.evaluator import evaluate
 from lightning_tas.launch import group, provenance
@@ -49,6 +49,8 @@ def run(config: Config) -> None:
     if main:
         write_result(path, networks, **_facts(config, source, net, data), timing={"evaluate_seconds": seconds})
     say(result_table(networks))
+    if source.supernet is not None:
+        tell_trained(source.supernet, archs)
     say(f"samples: {found[0].samples:,}; written to {path}")
 
 

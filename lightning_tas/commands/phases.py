@@ -44,7 +44,7 @@ from lightning_tas.launch.trainer import FINAL, build_trainer, start_processes
 from lightning_tas.search import Selection
 from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet
-from lightning_tas.training.checkpoint import load_network, load_supernet
+from lightning_tas.training.checkpoint import LoadedSupernet, load_network, load_supernet
 from lightning_tas.training.module import DIVERGED, ClassifierModule
 from lightning_tas.training.supernet_module import SupernetModule
 
@@ -169,11 +169,7 @@ def measure(context: Context) -> Outputs:
     networks = _specialised(context, net, archs, accuracies, scores)
     said = {"ema": loaded.ema, "trained": loaded.trained.to_dict() if loaded.trained is not None else None}
     _report(context, networks, {**outputs, **said}, net.state_dict(), time.monotonic() - began)
-    if loaded.trained is not None:
-        warning = loaded.trained.warning(archs, [candidate.arch for candidate in loaded.candidates])
-        say(f"trained: {loaded.trained}")
-        if warning is not None:
-            rank_zero_warn(warning)
+    tell_trained(loaded, archs)
     return {"result": context.folder.result.name}
 
 
@@ -412,6 +408,16 @@ def _limits(config: Config, context: Context) -> dict[str, Any]:
     if config.search.strategy is not None:
         return searching.found_limits(context)
     return {"low": config.select.low, "high": config.select.high, "unit": config.select.unit}
+
+
+def tell_trained(loaded: LoadedSupernet, archs: Mapping[str, Architecture]) -> None:
+    """Say below a table of `archs` what the supernet was trained on, and warn where that is something else."""
+    if loaded.trained is None:  # a checkpoint of an earlier version
+        return
+    say(f"trained: {loaded.trained}")
+    warning = loaded.trained.warning(archs, [candidate.arch for candidate in loaded.candidates])
+    if warning is not None:
+        rank_zero_warn(warning)
 
 
 def result_table(networks: list[Specialised]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from lightning_tas.search.objective import Objective
 from lightning_tas.search.strategy import build_strategy
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.schedule import warmup_epochs
+from lightning_tas.training.trained import Trained
 
 # Forward counts once, backward twice: gradients of activations and of weights.
 TRAINING_OVER_FORWARD = 3
@@ -47,6 +48,7 @@ class Budget:
     warmup: float
     macs: float
     memory: StepMemory
+    trained: str | None = None  # of a supernet: what its steps train
 
 
 def show(config: Config) -> None:
@@ -164,7 +166,8 @@ def budget(config: Config, data: TASDataModule, net: Any, candidates: Sequence[A
     known = {arch: cost(arch, net) for arch in dict.fromkeys(arch for step in drawn for arch in step)}
     macs = sum(float(known[arch].macs) for step in drawn for arch in step) / len(drawn)
     largest = max(sampler.archs, key=lambda arch: int(cost(arch, net).params)) if sampler.archs else net.space.largest()
-    return _budget(config, data, net, macs, largest)
+    found = _budget(config, data, net, macs, largest)
+    return replace(found, trained=str(Trained.of(config.sampler, sampler, net.space, candidates)))
 
 
 def _budget(config: Config, data: TASDataModule, net: Any, macs: float, largest: Architecture | None) -> Budget:
@@ -180,6 +183,7 @@ def _budget(config: Config, data: TASDataModule, net: Any, macs: float, largest:
 def budget_table(found: Budget) -> str:
     """The budget as text, a quantity a line."""
     rows = [
+        *([["trained", found.trained]] if found.trained is not None else []),
         ["processes", f"{found.facts.processes:,}"],
         ["global batch [images]", f"{found.facts.global_batch:,}"],
         ["peak learning rate", f"{found.facts.peak_lr:g}"],

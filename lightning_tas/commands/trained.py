@@ -25,7 +25,7 @@ from lightning_tas.supernets import ElasticNetwork, load_checkpoint_file, load_w
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.supernets.checkpoints import weights_of
-from lightning_tas.training.checkpoint import KEY, load_network, load_supernet
+from lightning_tas.training.checkpoint import KEY, LoadedSupernet, load_network, load_supernet
 from lightning_tas.training.sharded import read_checkpoint
 
 # Width that a released supernet allocates, and the space it belongs to.
@@ -39,6 +39,7 @@ class Trained:
 
     `archs`: the architectures that have a label here, in the order in which tables list them. `weights`: "live",
     "ema" (averaged during training) or "official". `run`: the folder of the run that `checkpoint` lies in, if any.
+    `supernet`: what else a checkpoint of supernet training says.
     """
 
     net: Any
@@ -48,6 +49,7 @@ class Trained:
     class_names: list[str] | None
     checkpoint: Path
     run: Path | None
+    supernet: LoadedSupernet | None = None
 
     def logits_of(self, arch: Architecture) -> Architecture | None:
         """What `evaluate` takes for `arch`: None means the stand-alone network itself."""
@@ -81,7 +83,7 @@ def load(config: Config, phase: str | None = None) -> Trained:
     loaded = load_supernet(path)
     searched = read_found(run / RECORD) if run is not None and (run / RECORD).exists() else {}
     archs = {**searched, **loaded.report}
-    return Trained(loaded.net, archs, False, loaded.weights, loaded.class_names, path, run)
+    return Trained(loaded.net, archs, False, loaded.weights, loaded.class_names, path, run, loaded)
 
 
 def run_of(path: Path) -> Path | None:

@@ -9,6 +9,7 @@ network at a time. Blocks that no architecture of a step uses get no gradient, o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -119,11 +120,10 @@ class SupernetModule(ClassifierModule):
     @property
     def trained(self) -> Trained:
         """Which networks are trained."""
-        listed = getattr(self.sampler, "archs", ())
-        chosen = {candidate.arch for candidate in self.candidates}
-        source = "space" if not listed else "candidates" if chosen == set(listed) else "list"
-        name = self._sampler_config.name if self._given is None else type(self._given).__name__.lower()
-        return Trained(name, source, len(listed) or self.space.size(), self._sampler_config.reduce)
+        config = self._sampler_config
+        if self._given is not None:
+            config = replace(config, name=type(self._given).__name__.lower())
+        return Trained.of(config, self.sampler, self.space, [candidate.arch for candidate in self.candidates])
 
     def reported(self) -> Mapping[str, Architecture]:
         if self._report is None:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_tas.architecture import Architecture
+from lightning_tas.samplers import SamplerConfig
+from lightning_tas.spaces import SearchSpace
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,15 @@ class Trained:
         return asdict(self)
 
     @classmethod
+    def of(
+        cls, config: SamplerConfig, sampler: object, space: SearchSpace, candidates: Collection[Architecture]
+    ) -> Trained:
+        """What `sampler`, of the settings `config`, trains of a supernet of `space`."""
+        listed = getattr(sampler, "archs", ())
+        source = "space" if not listed else "candidates" if set(candidates) == set(listed) else "list"
+        return cls(config.name, source, len(listed) or space.size(), config.reduce)
+
+    @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trained:
         """Read `to_dict`'s form."""
         return cls(**data)
@@ -47,8 +58,10 @@ class Trained:
         Args:
             reported: label to network.
             candidates: of the selection; trained from the whole space they have had a turn by chance only.
-            listed: what the sampler draws from; None: the candidates.
+            listed: what the sampler draws from; None: the candidates, or a list that is not known any more.
         """
+        if self.source == "list" and listed is None:
+            return None
         if self.source == "space":
             other = [label for label, arch in reported.items() if arch in candidates]
         else:
