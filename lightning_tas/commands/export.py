@@ -95,14 +95,15 @@ def _target(config: Config, source: trained.Trained, label: str) -> Path:
 
 
 def _write(folder: Path, net: Any, source: trained.Trained, data: Any) -> None:
-    # As the test images are prepared here: without random resized crops they are resized whole, nothing is cut off.
-    cropped = data.config.crop == "rrc"
+    # As the test images are prepared here.
+    config = data.config
+    squashed = config.crop != "rrc" and config.resize == "squash"
     described: dict[str, Any] = {
         "mean": list(data.mean),
         "std": list(data.std),
-        "interpolation": "bicubic" if data.config.interpolation == "random" else data.config.interpolation,
-        "crop_pct": data.config.crop_pct if cropped else 1.0,
-        "crop_mode": "center" if cropped else "squash",
+        "interpolation": "bicubic" if config.interpolation == "random" else config.interpolation,
+        "crop_pct": config.crop_pct if config.crop == "rrc" else 1.0,
+        "crop_mode": "squash" if squashed else "center",
     }
     if source.class_names is not None:
         described["label_names"] = list(source.class_names)

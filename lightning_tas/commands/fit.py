@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
 NOT_HASHED = ("run", "output_dir", "resume", "plan", "trust", "logger", "wandb", "config", "checkpoint")
-NOT_HASHED_DATA = (*DATA_OF_A_NODE, "class_names")
+NOT_HASHED_DATA = (*DATA_OF_A_NODE, "class_names", "verify")
 # What may differ between the nodes of a run.
 OF_A_NODE = ("data.root", *(f"data.{key}" for key in DATA_OF_A_NODE))
 

@@ -21,6 +21,7 @@ from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode
 from timm.data.transforms_factory import transforms_imagenet_eval, transforms_imagenet_train
 from torch import Tensor
+from torchvision.transforms import Compose
 
 from lightning_tas.data.config import DataConfig
 from lightning_tas.data.draws import preserved, seeded, uniforms
@@ -54,12 +55,18 @@ class Pipeline:
         self.colours: Any = None
         self.erase: Any = None
         self.centre: Any = None
+        self.whole: Any = None  # in place of `centre` without random resized crops; images of `size` are left alone
         if train:
             self._build_train(config, mean)
         elif config.crop == "rrc":
-            self.centre = transforms_imagenet_eval(
-                size, config.crop_pct, interpolation=self.interpolation, normalize=False
-            )
+            self.centre = self._centred(config.crop_pct)
+        if config.crop != "rrc" and config.resize == "shorter":
+            self.whole = self._centred(1.0)
+
+    def _centred(self, crop_pct: float) -> Any:
+        """The shorter side to size / crop_pct, then the centre of `size`; PIL to PIL, tensor to tensor."""
+        steps = transforms_imagenet_eval(self.size, crop_pct, interpolation=self.interpolation, normalize=False)
+        return Compose(steps.transforms[:2])
 
     def _build_train(self, config: DataConfig, mean: tuple[float, ...]) -> None:
         if config.crop == "rrc":
@@ -136,6 +143,8 @@ class Pipeline:
         height, width = tvf.get_dimensions(picture)[1:]
         if (height, width) == self.size:
             return picture
+        if self.whole is not None:
+            return self.whole(picture)
         return tvf.resize(picture, list(self.size), str_to_interp_mode(self.interpolation))
 
     def batch(self, images: Tensor, seeds: np.ndarray) -> Tensor:

@@ -33,12 +33,14 @@ class DataConfig:
     name: str = "digits"  # digits, synthetic, fashion_mnist, imagenet, folder, ..., MODULE:FUNCTION; timm: hfds/..
     root: str | None = None  # folder (or tar file) of the data; not needed by digits and synthetic
     download: bool = False  # let torchvision fetch what is missing into root
+    on_bad_image: str = "error"  # an image that cannot be read: error | skip (train: another one; test: not counted)
+    verify: bool = False  # read all images before anything else, and name those that cannot be read
     class_names: str = "compare"  # where trained weights meet the data: compare | ignore (classes by their numbers)
-    cache_dir: str | None = None  # where lists of large image folders are kept; null: ~/.cache/lightning_tas
+    cache_dir: str | None = None  # where lists of images, and what was verified, are kept; null: ~/.cache/lightning_tas
     exif: bool = True  # turn photographs upright as their EXIF orientation says
     batch_size: int = 128  # per process
     eval_batch_size: int | None = None  # None: batch_size
-    num_workers: int = 0
+    num_workers: int | None = None  # null: none for images in memory, else one a processor, at most 8
     pin_memory: bool | None = None  # None: when CUDA is there
     img_size: Any = None  # int or [H, W]; None: the native size
     in_chans: int | None = None  # None: the native channels
@@ -48,6 +50,7 @@ class DataConfig:
     crop: str = "rrc"  # rrc: random resized crop; pad: random crop of the padded image; none
     crop_scale: list[float] = field(default_factory=lambda: [0.08, 1.0])  # area that rrc keeps
     crop_ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])  # aspect ratios of rrc
+    resize: str = "shorter"  # under pad and none: shorter (side, then crop the centre) | squash (other aspect ratio)
     crop_padding: int | None = None  # pixels on each side for pad; None: an eighth of the side
     crop_pct: float = 0.875  # evaluation under rrc: resize to size / crop_pct, then crop the centre
     interpolation: str = "bicubic"
@@ -106,7 +109,14 @@ def check(config: DataConfig) -> None:
         size_pair(config.img_size)
 
 
-_CHOICES = {"class_names": POLICIES, "crop": CROPS, "interpolation": INTERPOLATIONS, "remode": ERASE_MODES}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "class_names": POLICIES,
+    "crop": CROPS,
+    "interpolation": INTERPOLATIONS,
+    "on_bad_image": ("error", "skip"),
+    "remode": ERASE_MODES,
+    "resize": ("shorter", "squash"),
+}
 _LEAST = {
     "batch_size": 1,
     "eval_batch_size": 1,

@@ -65,7 +65,7 @@ class Index:
     classes: list[str]
     named: bool
     targets: np.ndarray  # int64 (N,)
-    text: bytes  # all names, one after the other
+    text: np.ndarray  # uint8: all names, one after the other
     ends: np.ndarray  # int64 (N,), of the names in `text`
     files: list[str]
     file: np.ndarray  # int32 (N,), number in `files`
@@ -77,7 +77,7 @@ class Index:
     def name(self, number: int) -> str:
         """File below the root, or member of its tar."""
         start = int(self.ends[number - 1]) if number else 0
-        return os.fsdecode(self.text[start : int(self.ends[number])])
+        return os.fsdecode(self.text[start : int(self.ends[number])].tobytes())
 
     def place(self, number: int) -> Place:
         """Where the bytes are."""
@@ -114,7 +114,7 @@ class _Builder:
             classes=names,
             named=classes is not None,
             targets=targets,
-            text=bytes(self.text),
+            text=np.frombuffer(self.text, np.uint8),
             ends=np.asarray(self.ends),
             files=list(files),
             file=np.asarray(self.file),

@@ -143,14 +143,17 @@ class CountedLoader:
             self._handed_out += 1
             yield batch
 
-    @staticmethod
-    def _next(batches: Iterator[Any]) -> Any:
+    def _next(self, batches: Iterator[Any]) -> Any:
         try:
-            return next(batches, None)
+            batch = next(batches, None)
         except UserError as error:
             # From a worker process it arrives as the text of its traceback, which ends with the message.
             message = str(error).strip().splitlines()[-1]
-            raise UserError(message.removeprefix(f"{UserError.__module__}.UserError: ")) from None
+            raise UserError(message.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")) from None
+        if batch is not None and len(batch) > 2:
+            self.dataset.tell(batch[2])  # type: ignore[attr-defined]
+            batch = batch[:2]
+        return batch
 
     def _start(self) -> int:
         restored, self._restored = self._restored, None

@@ -14,13 +14,18 @@ import torch
 from torch import Tensor
 
 from lightning_tas.class_names import class_order
+from lightning_tas.data.arrays import SyntheticImages
 from lightning_tas.data.augment import Pipeline
 from lightning_tas.data.config import DataConfig, check, size_pair
 from lightning_tas.data.dataset import AugmentedImages
 from lightning_tas.data.loader import CountedLoader
-from lightning_tas.data.registry import Facts, ImageData, find, targets_of
+from lightning_tas.data.registry import ArrayImages, Facts, ImageData, find, targets_of
 from lightning_tas.data.sampling import EvalOrder, TrainOrder
 from lightning_tas.data.splits import held_out, stratified
+from lightning_tas.data.stored import cache_folder
+from lightning_tas.data.verify import bad_images
+from lightning_tas.data.verify import check as check_images
+from lightning_tas.data.workers import FEW, default_workers
 from lightning_tas.errors import UserError
 
 
@@ -51,6 +56,7 @@ class TASDataModule(pl.LightningDataModule):
         self._known: Facts | None = self._entry.facts(config)
         self._data: ImageData | None = None
         self._splits: Splits | None = None
+        self._told: set[str] = set()  # bad images that have been named
         if self._known is not None:
             self._check_batch(self.num_train)
 
@@ -165,8 +171,26 @@ class TASDataModule(pl.LightningDataModule):
             self._known = facts
             for train in (True, False):
                 self._pipeline(train)  # channels, normalisation and augmentation fit, or the user hears it now
+            if self.config.verify:
+                self._verify(data)
             self._data, self._splits = data, splits
         return self._data
+
+    def _verify(self, data: ImageData) -> None:
+        """`data.verify`: read everything that is in files."""
+        bad: dict[str, str] = {}
+        total, folder = 0, cache_folder(self.config)
+        for source in (data.train, data.val, data.test):
+            if source is not None and not isinstance(source, ArrayImages):
+                images = self._images(source, np.arange(len(source)), self._pipeline(train=False))  # type: ignore[arg-type]
+                total += len(images)
+                found = check_images(source, images.problem, folder)
+                bad |= {images.name(number): reason for number, reason in found.items()}
+        if bad and self.config.on_bad_image == "error":
+            raise UserError(f"{bad_images(bad, total)}. data.on_bad_image=skip does without them")
+        if bad:
+            warnings.warn(f"{bad_images(bad, total)}; data.on_bad_image=skip does without them", stacklevel=2)
+        self._told.update(bad)
 
     def setup(self, stage: str | None = None) -> None:
         """Lightning's hook, on every process."""
@@ -263,7 +287,7 @@ class TASDataModule(pl.LightningDataModule):
                 f"data.batch_size: {self.config.batch_size} is not valid; {world_size} processes share "
                 f"{len(self._splits.train)} training images, {order.samples} each: not one whole batch"
             )
-        images = AugmentedImages(data.train, self._splits.train, self._pipeline(train=True), self.seed)
+        images = self._images(data.train, self._splits.train, self._pipeline(train=True), replace=True)
         return self._loader(images, order, self._progress)
 
     def val_dataloader(self) -> CountedLoader:
@@ -312,7 +336,7 @@ class TASDataModule(pl.LightningDataModule):
         if not 1 <= number <= len(train):
             raise UserError(f"select.batch_size: {number} is not valid; valid: 1 to {len(train)} training images")
         chosen = train[np.linspace(0, len(train) - 1, number).round().astype(np.int64)]
-        images = AugmentedImages(data.train, chosen, self._pipeline(train=False), self.seed)
+        images = self._images(data.train, chosen, self._pipeline(train=False), replace=True)
         loader = CountedLoader(images, EvalOrder(chosen, number, 0, 1), 0, False, None)
         batch: tuple[Tensor, Tensor] = next(iter(loader))
         return batch
@@ -322,13 +346,26 @@ class TASDataModule(pl.LightningDataModule):
         return TrainOrder(indices, c.batch_size, self.seed, rank, world_size, c.repeated_aug, c.drop_last)
 
     def _eval_loader(self, source: Any, indices: np.ndarray, place: tuple[int, int] | None = None) -> CountedLoader:
-        images = AugmentedImages(source, indices, self._pipeline(train=False), self.seed)
+        images = self._images(source, indices, self._pipeline(train=False))
         batch_size = self.config.eval_batch_size or self.config.batch_size
         return self._loader(images, EvalOrder(indices, batch_size, *(place or self._place())))
 
+    def _images(self, source: Any, indices: np.ndarray, pipeline: Pipeline, replace: bool = False) -> AugmentedImages:
+        skip = self.config.on_bad_image == "skip"
+        return AugmentedImages(source, indices, pipeline, self.seed, skip, replace, self._told)
+
     def _loader(self, images: AugmentedImages, order: TrainOrder | EvalOrder, position: Any = None) -> CountedLoader:
         pin = torch.cuda.is_available() if self.config.pin_memory is None else self.config.pin_memory
-        return CountedLoader(images, order, self.config.num_workers, pin, position)
+        return CountedLoader(images, order, self._workers(images), pin, position)
+
+    def _workers(self, images: AugmentedImages) -> int:
+        """`data.num_workers`, or what suits where it is not set."""
+        if self.config.num_workers is not None:
+            return self.config.num_workers
+        if isinstance(images.source, (ArrayImages, SyntheticImages)) or len(images) < FEW:
+            return 0
+        batch = self.config.batch_size * self.in_chans * math.prod(self.img_size) * 4
+        return default_workers(batch, self.trainer.num_devices if self.trainer is not None else None)
 
     def _pipeline(self, train: bool) -> Pipeline:
         return Pipeline(self.config, self.img_size, self.in_chans, self.mean, self.std, train)

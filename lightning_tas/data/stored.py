@@ -24,7 +24,8 @@ from lightning_tas.data.index import (
     sample_key,
     tars_in,
 )
-from lightning_tas.data.index_cache import default_folder, kept
+from lightning_tas.data.index_cache import index_of
+from lightning_tas.data.kept import default_folder
 from lightning_tas.errors import UserError
 
 
@@ -69,15 +70,19 @@ def read(root: Path, kind: str, names: Sequence[str], config: DataConfig) -> Sto
         "one tar": lambda advance: of_one_tar(root, names[0], advance),
         "shards": lambda advance: of_shards(root, names, advance),
     }
-    cache = default_folder() if config.cache_dir is None else Path(config.cache_dir)
     total = len(class_folders(root)) if kind == "folders" else len(names)
-    index = kept(kind, root, names, make[kind], total, cache)
+    index = index_of(kind, root, names, make[kind], total, cache_folder(config))
     if not len(index.targets):
         wanted = "no samples (an image with a .cls member)" if kind == "shards" else "no images"
         raise UserError(f"data.root: {wanted} in {root}{': ' if names else ''}{', '.join(names)}")
     if index.unused.number:
         warnings.warn(f"data.root: not used of {root}: {index.unused}", stacklevel=2)
     return StoredImages(root, index)
+
+
+def cache_folder(config: DataConfig) -> Path:
+    """Where what is found out about images is kept."""
+    return default_folder() if config.cache_dir is None else Path(config.cache_dir)
 
 
 def shards_in(folder: Path, pattern: str) -> list[str]:

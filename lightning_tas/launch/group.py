@@ -285,6 +285,15 @@ def first(function: Callable[[], T]) -> T:
     return line.broadcast(function() if line.rank == 0 else cast(T, None))
 
 
+def claims(what: str) -> bool:
+    """Whether this process is the first of all to say `what`; no other need be there."""
+    line = _current()
+    try:
+        return line is None or line.store.add(f"said/{what}", 1) == 1
+    except RuntimeError:  # the store is gone with the process that held it
+        return True
+
+
 def barrier() -> None:
     """Wait for all processes; raises their error when one of them has failed."""
     line = _current()

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.profilers import PassThroughProfiler, Profiler
+from pytorch_lightning.utilities import rank_zero_warn
 
+WAITING, AFTER = 0.25, 60.0
+"""Waiting for data for more than this share of the time is said once, after so many seconds."""
 FETCH = "train_dataloader_next"
 """Last part of the name under which Lightning's training loop profiles taking the next batch."""
 
@@ -42,7 +45,7 @@ class Throughput(Callback):
 
     ``system/images_per_second`` of all processes together, ``system/data_wait_percent`` of the time of rank 0, and
     ``system/peak_memory_gib`` since the start: of the GPU where there is one, else of the process. Validation counts
-    neither as time nor as images; saving checkpoints does count as time.
+    neither as time nor as images; saving checkpoints does count as time. Waiting that matters gives one warning.
     """
 
     def __init__(self) -> None:
@@ -50,6 +53,9 @@ class Throughput(Callback):
         self._images = 0
         self._began = self._waited = self._paused = 0.0
         self._logged_step = 0
+        self._rows = 0
+        self._seconds = self._waiting = 0.0  # of all rows but the first, in which workers start
+        self._warned = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Listen to the training loop where no other profiler does."""
@@ -89,8 +95,24 @@ class Throughput(Callback):
         }
         for logger in trainer.loggers:
             logger.log_metrics(row, step - 1)
+        self._heed(trainer, seconds, self._fetch.seconds - self._waited)
         self._logged_step = step
         self._reset()
+
+    def _heed(self, trainer: Trainer, seconds: float, waited: float) -> None:
+        """Say once that training waits for its images."""
+        self._rows += 1
+        if self._rows > 1:
+            self._seconds += seconds
+            self._waiting += waited
+        if self._warned or self._seconds < AFTER or self._waiting < WAITING * self._seconds:
+            return
+        self._warned = True
+        workers = getattr(trainer.train_dataloader, "num_workers", None)
+        rank_zero_warn(
+            f"{100 * self._waiting / self._seconds:.0f} % of the time went into waiting for data "
+            f"(data.num_workers is {workers}): more workers, smaller files, a faster disk or lighter augmentation help"
+        )
 
 
 def peak_memory(device: torch.device) -> int:

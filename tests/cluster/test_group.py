@@ -27,6 +27,7 @@ def _conversation() -> dict[str, Any]:
     heard["size"] = group.size()
     heard["broadcast"] = group.broadcast({"from": rank})
     heard["first"] = group.first(lambda: ("only rank", rank))
+    heard["claims"] = (group.claims("once"), group.claims("once"))
     heard["together"] = group.together(lambda: rank * 10)
     compare("launch", {"seed": "0"})
     began = time.time()
@@ -50,6 +51,7 @@ def _conversation() -> dict[str, Any]:
 @pytest.mark.slow
 def test_three_processes_agree(processes: Processes) -> None:
     heard = processes.run(_conversation, 3, group=False, env=TORCHRUN, timeout=90)
+    assert sorted(found.pop("claims") for found in heard) == [(False, False), (False, False), (True, False)]
     for rank, found in enumerate(heard):
         assert found == {
             "size": 3,

@@ -159,8 +159,8 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], f
         assert torch.equal(net(images), source.net(images, source.archs[label]))
     described = read_json(target / "config.json")["pretrained_cfg"]
     assert described["mean"] == [0.5, 0.5, 0.5]
-    # The run has no random resized crops, so its test images were resized whole.
-    assert (described["crop_pct"], described["crop_mode"]) == (1.0, "squash")
+    # The run has no random resized crops, so nothing but what does not fit the shape was cut off.
+    assert (described["crop_pct"], described["crop_mode"]) == (1.0, "center")
     assert "not empty" in refused(capsys, "export", f"ckpt={run}", f"arch={label}", f"output_dir={target}")
     # A flipped bit is named by timm's loader as by ours, although the format has no checksums.
     flip(target / "model.safetensors")

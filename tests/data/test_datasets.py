@@ -352,8 +352,7 @@ def test_imagenet_layouts(tmp_path: Path, layout: str, num_workers: int) -> None
     assert module.num_train == 9
     wanted: dict[int, torch.Tensor] = {}
     for label in range(3):
-        image = Image.fromarray(noise(12, 14, 3, key=label)).resize((12, 12), Image.Resampling.BICUBIC)
-        wanted[label] = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+        wanted[label] = torch.from_numpy(noise(12, 14, 3, key=label)[:, 1:13]).permute(2, 0, 1) / 255
     for loader, total in ((module.train_dataloader(), 8), (module.test_dataloader(), 6)):
         count = 0
         for images, targets in loader:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from lightning_tas.launch import throughput
 from lightning_tas.launch.metrics import RunMetrics
 from lightning_tas.launch.throughput import Throughput
 
@@ -52,7 +54,7 @@ def rows(path: Path) -> Iterator[dict[str, float]]:
             yield {key: float(value) for key, value in row.items() if key != "phase"}
 
 
-def test_speed_waiting_and_memory(tmp_path: Path) -> None:
+def test_speed_waiting_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = pl.Trainer(
         max_epochs=2, accelerator="cpu", logger=[RunMetrics(tmp_path / "metrics.csv", "supernet")],
         log_every_n_steps=2, enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
@@ -60,7 +62,10 @@ def test_speed_waiting_and_memory(tmp_path: Path) -> None:
     )  # fmt: skip
     validation: DataLoader[Any] = DataLoader(TensorDataset(torch.ones(1, 2), torch.zeros(1)))
     began = time.perf_counter()
-    trainer.fit(Module(), DataLoader(Slow(), batch_size=4), validation)
+    monkeypatch.setattr(throughput, "AFTER", 3 * (FETCH + STEP))
+    with pytest.warns(UserWarning, match=r"\d\d % of the time went into waiting .*data.num_workers is 0\)") as said:
+        trainer.fit(Module(), DataLoader(Slow(), batch_size=4), validation)
+    assert sum("waiting for data" in str(warning.message) for warning in said) == 1
     assert time.perf_counter() - began > 2 * VALIDATION
     found = list(rows(tmp_path / "system.csv"))
     # Eight batches an epoch, two to an update, a row every two updates: 16 images, and the last row spans a validation.
