@@ -392,6 +392,7 @@ def _report(
         host=provenance.host(),
         timing={"measure_seconds": seconds, "run_seconds": time.monotonic() - context.started},
     )
+    folder.make_phase(context.index, context.label)
     write_json(folder.phase(context.index, context.label) / folder.result.name, record)
     labels = [network.label for network in networks]
     top1 = [network.metrics["top1"] for network in networks]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lightning_tas.errors import UserError, check_path
 from lightning_tas.launch import environment, group
-from lightning_tas.launch.files import make_folder
+from lightning_tas.launch.files import make_folder, writing
 
 # Processes that Lightning starts inherit the environment: rank 0 chose the run's folder, they find it here.
 RUN_VARIABLE = "LIGHTNING_TAS_RUN"
@@ -143,6 +143,13 @@ class RunFolder:
     def phase(self, index: int, name: str) -> Path:
         """Folder of one phase, `phases/NN-name`."""
         return self.path / "phases" / f"{index:02d}-{name}"
+
+    def make_phase(self, index: int, name: str) -> None:
+        """Make the folder of one phase; UserError where that of the run is there no more."""
+        path = self.phase(index, name)
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            path.mkdir(exist_ok=True)
 
     def checkpoints(self, index: int, name: str) -> Path:
         """Folder of the checkpoints of one phase."""
