@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 class Correlation:
     """A score against an accuracy, over `networks` networks: means over initialisations, None where undefined.
 
-    `low` and `high` bound tau_b (percentile bootstrap over networks, of its mean over initialisations), `spread` is the
+    `low` and `high` bound tau_b (BCa bootstrap over networks, of its mean over initialisations), `spread` is the
     standard deviation of tau_b between initialisations, `per_init` its values, and `averaged` is the tau_b of the
     networks' mean rank over all initialisations. `invalid` counts scores, over all initialisations.
     """
@@ -201,7 +201,11 @@ def _better(ordered: Sequence[float], own: Floats) -> float:
 def bootstrap_interval(
     orders: Floats, truth: ArrayLike, *, seed: int = 0, resamples: int = 1000
 ) -> tuple[float | None, float | None]:
-    """Percentile interval of tau_b under resampling of networks, of its mean over the rows of `orders`.
+    """BCa interval (Efron 1987) of tau_b under resampling of networks, of its mean over the rows of `orders`.
+
+    Resamples of few networks that follow one another almost in order do so too, or better, so their percentiles lie
+    too high; BCa moves them by the bias (the share of resamples below the tau itself) and the acceleration (from the
+    taus without one network each). Where all networks are in one order every resample is, and there is no interval.
 
     A resample is a vector c of how often each network was drawn, so tau_b of all of them is three quadratic forms,
     c'Sc / sqrt(c'|S_x|c c'|S_y|c), with S_x and S_y the signs of all differences and S their product. Of more than
@@ -224,23 +228,58 @@ def bootstrap_interval(
     else:
         counts = generator.multinomial(n, shares, size=resamples).astype(float)  # (resamples, n)
         taus = np.stack([_resampled(row, y, counts) for row in orders])
-    with np.errstate(invalid="ignore"):
-        mean = np.nansum(taus, axis=0) / (~np.isnan(taus)).sum(axis=0)
-    mean = mean[~np.isnan(mean)]
-    if not len(mean):
+    found = _defined_mean(taus)
+    tau = _defined_mean(np.array([[np.nan if b is None else b] for b in (kendall(row, y)[1] for row in orders)]))
+    if not len(found) or not len(tau) or np.ptp(found) < 1e-12:
         return None, None
-    tail = (100 - LEVEL) / 2
-    low, high = np.percentile(mean, [tail, 100 - tail])
+    low, high = np.percentile(found, 100 * _bca_levels(found, tau[0], _defined_mean(_without_one(orders, y))))
     return float(low), float(high)
+
+
+def _defined_mean(taus: Floats) -> Floats:
+    """Mean over initialisations of (initialisations, k) taus, where any is defined: (at most k,)."""
+    with np.errstate(invalid="ignore"):
+        mean: Floats = np.nansum(taus, axis=0) / (~np.isnan(taus)).sum(axis=0)
+    return mean[~np.isnan(mean)]
+
+
+def _bca_levels(resampled: Floats, value: float, jackknife: Floats) -> Floats:
+    """Which quantiles of the resamples bound the value, in [0, 1]."""
+    below = np.mean(resampled < value - 1e-12) + np.mean(np.abs(resampled - value) <= 1e-12) / 2
+    bias = stats.norm.ppf(np.clip(below, 0.5 / len(resampled), 1 - 0.5 / len(resampled)))
+    apart = jackknife.mean() - jackknife if len(jackknife) else np.zeros(1)
+    size = (apart**2).sum() ** 1.5
+    acceleration = (apart**3).sum() / (6 * size) if size > 0 else 0.0
+    z = bias + stats.norm.ppf([(100 - LEVEL) / 200, (100 + LEVEL) / 200])
+    levels: Floats = stats.norm.cdf(bias + z / (1 - acceleration * z))
+    return levels
+
+
+def _without_one(orders: Floats, y: Floats) -> Floats:
+    """(initialisations, n) tau_b of all networks but one each: NaN where undefined."""
+    rows = []
+    for x in orders:
+        own = np.zeros((3, len(y)))  # each network's part of c'Sc, c'|S_x|c and c'|S_y|c for c of ones
+        for columns, signs_x, signs_y in _signs(x, y):
+            own[:, columns] = (signs_x * signs_y).sum(0), np.abs(signs_x).sum(0), np.abs(signs_y).sum(0)
+        both, of_x, of_y = own.sum(axis=1, keepdims=True) - 2 * own
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rows.append(both / np.sqrt(of_x * of_y))
+    return np.stack(rows)
+
+
+def _signs(x: Floats, y: Floats) -> Iterator[tuple[slice, Floats, Floats]]:
+    """Signs of the differences of all networks from some: (n, block) at a time."""
+    step = max(1, BLOCK // len(x))
+    for start in range(0, len(x), step):
+        columns = slice(start, start + step)
+        yield columns, np.sign(x[:, None] - x[None, columns]), np.sign(y[:, None] - y[None, columns])
 
 
 def _resampled(x: Floats, y: Floats, counts: Floats) -> Floats:
     """(resamples,) tau_b, NaN where undefined."""
     concordant, untied_x, untied_y = (np.zeros(len(counts)) for _ in range(3))
-    step = max(1, BLOCK // len(x))
-    for start in range(0, len(x), step):
-        columns = slice(start, start + step)
-        signs_x, signs_y = (np.sign(v[:, None] - v[None, columns]) for v in (x, y))  # (n, block)
+    for columns, signs_x, signs_y in _signs(x, y):
         for total, signs in (
             (concordant, signs_x * signs_y),
             (untied_x, np.abs(signs_x)),

@@ -92,7 +92,7 @@ def correlation_bars(columns: Mapping[str, Mapping[str, Interval]], baselines: S
         bounds = np.array([[np.nan if b is None else b for b in bound] for _, *bound in proxies.values()]).reshape(
             -1, 2
         )
-        # A percentile interval need not hold the value itself.
+        # A bootstrap interval need not hold the value itself.
         errors = np.clip(np.stack([values - bounds[:, 0], bounds[:, 1] - values]), 0, None)
         colours = ["tab:gray" if proxy in baselines else "tab:blue" for proxy in proxies]
         axes.barh(places, np.nan_to_num(values), color=colours, height=0.7)

@@ -28,7 +28,7 @@ TITLES = {"initial": "at initialisation", "trained": "with the trained weights"}
 DEFINITIONS = {
     "tau_a": "(concordant - discordant) / all pairs, mean over initialisations",
     "tau_b": "the same, corrected for ties",
-    "low, high": f"{LEVEL} % percentile bootstrap interval of tau_b over networks",
+    "low, high": f"{LEVEL} % BCa bootstrap interval of tau_b over networks",
     "spread": "standard deviation of tau_b between initialisations",
     "averaged": "tau_b of the networks' mean rank over the initialisations",
     "best_rank": f"mean best rank over all groups of {GROUP} networks: 0 always finds the best one, 0.5 is chance",

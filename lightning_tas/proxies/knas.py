@@ -4,8 +4,8 @@
 
 so one ordinary backward pass gives it exactly. The released code (``variant="reference"``) computes something else: of
 the first 11 parameters (norms, biases and positions too) with at least 50 entries, it takes the first 50 entries, and
-for each the dot product of the gradients of the first half of the images with those of the second half, both centred,
-over B^2 (there B = 50).
+for each the dot product of the gradients of the first half of the images with those of the second half, over B^2 (there
+B = 50). Each half is centred about its own mean, as in the released code, not about that of all B images.
 """
 
 from __future__ import annotations

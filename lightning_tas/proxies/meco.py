@@ -6,7 +6,8 @@ P the Pearson correlation of the rows of one image's feature map f, the first of
 channels of a convolution's map. Its code takes whatever axis comes first, which in a token sequence (N, C) is the
 tokens (`rows`), and looks at every module of the network, containers too (`modules="all"`).
 
-Rows as many as observations, or more, are linearly dependent once centred: lambda_min is 0 without computing.
+Rows as many as observations, or more, are linearly dependent once centred: lambda_min is 0 without computing. A single
+row (a PiT pools its class token alone) is correlated with nothing but itself, which says nothing: 0 as well, not 1.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MODULES = ("layers", "all")
 
 
 def least_eigenvalue(rows: Tensor) -> Tensor:
-    """Least eigenvalue of the correlation matrix of `rows` (R, observations), in float64; 0 for constant rows."""
-    if len(rows) >= rows.shape[1]:
+    """Least eigenvalue of the correlation of `rows` (R, observations), in float64; 0 for one row or constant ones."""
+    if len(rows) == 1 or len(rows) >= rows.shape[1]:
         return rows.new_zeros((), dtype=torch.float64)
     centred = rows.double() - rows.double().mean(1, keepdim=True)
     unit = torch.nan_to_num(centred / centred.norm(dim=1, keepdim=True), nan=0.0)

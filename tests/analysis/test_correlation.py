@@ -152,17 +152,31 @@ def test_initialisations_give_mean_spread_and_the_tau_of_the_mean_rank() -> None
     assert found.pearson == pytest.approx(np.mean([stats.pearsonr(row, truth).statistic for row in scores]))
 
 
-def test_the_interval_is_the_percentile_interval_of_tau_over_resamples() -> None:
-    """The naive form draws networks with replacement and asks scipy."""
+def test_the_interval_is_bca_of_tau_over_resamples() -> None:
+    """The naive form draws networks with replacement, leaves out each once, and asks scipy."""
     truth = drawn(15, 4)[0].round(1)
     scores = (truth + drawn(15, 5, rows=2)).round(1)  # with ties
     orders = np.stack([ranks(row) for row in scores])
+
+    def tau(chosen: np.ndarray) -> float:
+        return float(np.mean([stats.kendalltau(row[chosen], truth[chosen]).statistic for row in scores]))
+
     counts = numpy_generator(7, "bootstrap").multinomial(15, np.full(15, 1 / 15), size=200)
-    taus = []
-    for count in counts:
-        chosen = np.repeat(np.arange(15), count)
-        taus.append(np.mean([stats.kendalltau(row[chosen], truth[chosen]).statistic for row in scores]))
-    assert bootstrap_interval(orders, truth, seed=7, resamples=200) == pytest.approx(np.percentile(taus, [2.5, 97.5]))
+    taus = np.array([tau(np.repeat(np.arange(15), count)) for count in counts])
+    own, left = tau(np.arange(15)), np.array([tau(np.delete(np.arange(15), i)) for i in range(15)])
+    bias = stats.norm.ppf(np.mean(taus < own - 1e-12) + np.mean(abs(taus - own) < 1e-12) / 2)
+    acceleration = ((left.mean() - left) ** 3).sum() / (6 * ((left.mean() - left) ** 2).sum() ** 1.5)
+    ends = [bias + stats.norm.ppf(level) for level in (0.025, 0.975)]
+    levels = [100 * stats.norm.cdf(bias + z / (1 - acceleration * z)) for z in ends]
+    assert bootstrap_interval(orders, truth, seed=7, resamples=200) == pytest.approx(np.percentile(taus, levels))
+
+
+def test_a_perfect_order_has_no_interval() -> None:
+    """Every resample of it is perfect, so the interval would be 1 to 1."""
+    truth = np.arange(9.0)
+    for scores in (truth, -truth):
+        found = correlate(scores, truth, truth**2, resamples=50)
+        assert found.tau_b == pytest.approx(scores[1]) and (found.low, found.high) == (None, None)
 
 
 def test_the_interval_does_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,19 +200,24 @@ def test_the_interval_of_many_networks_is_that_of_few(monkeypatch: pytest.Monkey
 def test_few_networks_have_no_interval(networks: int, interval: bool) -> None:
     """Four networks in the right order would have the interval 1 to 1."""
     truth = np.append(np.arange(float(networks)), np.nan)
-    found = correlate(truth + 0 * drawn(networks + 1, 1), truth, drawn(networks + 1, 2)[0], resamples=20)
+    found = correlate(drawn(networks + 1, 1), truth, drawn(networks + 1, 2)[0], resamples=20)
     assert (found.low is not None) == (found.high is not None) == interval
 
 
-def test_the_interval_covers_the_true_tau() -> None:
-    """Of bivariate normals with correlation r, tau is 2/pi arcsin r; 95 % intervals of 60 networks, 60 experiments."""
-    r, hits = 0.6, 0
-    for experiment in range(60):
-        a, b = drawn(60, experiment, rows=2)
+@pytest.mark.parametrize(("networks", "r"), [(8, 0.95), (12, 0.8), (60, 0.6)])
+def test_the_interval_covers_the_true_tau(networks: int, r: float) -> None:
+    """Of bivariate normals with correlation r, tau is 2/pi arcsin r. `benchmarks/intervals.py` has more of this.
+
+    Percentiles miss it on one side only: of 8 networks with r of .95 it lies below them in 8 % of the experiments.
+    """
+    true, low_misses, high_misses, experiments = 2 / math.pi * math.asin(r), 0, 0, 200
+    for experiment in range(experiments):
+        a, b = drawn(networks, experiment, rows=2)
         low, high = bootstrap_interval(ranks(a)[None], r * a + math.sqrt(1 - r * r) * b, seed=experiment, resamples=300)
-        assert low is not None and high is not None
-        hits += low <= 2 / math.pi * math.asin(r) <= high
-    assert 51 <= hits <= 60
+        if low is not None and high is not None:  # a perfect order has none
+            low_misses, high_misses = low_misses + (true < low), high_misses + (true > high)
+    # Of 200, 10 or fewer lie outside one end in 98 % of the cases where 2.5 % should.
+    assert low_misses <= 10 and high_misses <= 10
 
 
 def test_scores_of_any_size_have_a_pearson() -> None:

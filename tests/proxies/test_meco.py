@@ -16,16 +16,16 @@ from lightning_tas.proxies.roles import find_layers
 
 
 def naive(output: Tensor, rows: str) -> float:
-    """Least eigenvalue of the Pearson correlation of one image's features; what is not a number counts as 0."""
+    """Least eigenvalue of the Pearson correlation of one image's features; one row and what is no number count 0."""
     if output.ndim == 1:
         return 0.0  # logits: one observation of each
     matrix = output.double().numpy()
     matrix = matrix.reshape(len(matrix), -1)
     if (rows == "channels" and output.ndim == 2) or (rows == "min" and len(matrix) > matrix.shape[1]):
         matrix = matrix.T
-    if matrix.shape[1] == 1:
+    if matrix.shape[1] == 1 or len(matrix) == 1:
         return 0.0
-    correlation = np.nan_to_num(np.atleast_2d(np.corrcoef(matrix)), nan=0.0)
+    correlation = np.nan_to_num(np.corrcoef(matrix), nan=0.0)
     return float(np.linalg.eigvals(correlation).real.min())
 
 
@@ -64,6 +64,11 @@ def test_constant_rows_count_as_the_reference_counts_them() -> None:
     rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
     rows[1] = 2.0
     assert least_eigenvalue(rows) == 0.0
+
+
+def test_one_row_says_nothing() -> None:
+    """Its correlation with itself is 1 whatever it holds."""
+    assert least_eigenvalue(torch.randn(1, 8, generator=torch.Generator().manual_seed(0))) == 0.0
 
 
 def test_unknown_choices_are_refused(small: Any) -> None:
