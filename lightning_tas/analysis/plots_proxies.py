@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from lightning_tas.analysis.correlation import LEVEL
+from lightning_tas.analysis.plots import say
+
 Interval = tuple[float | None, float | None, float | None]
 """Value, lower and upper bound; None is undefined."""
 ACROSS = 3
@@ -82,10 +85,10 @@ def correlation_bars(columns: Mapping[str, Mapping[str, Interval]], baselines: S
     height = 1.0 + 0.24 * max(len(proxies) for proxies in columns.values())
     rows, across = -(-len(columns) // ACROSS), min(len(columns), ACROSS)
     figure = Figure(figsize=(1.4 + 2.6 * across, height * rows), layout="constrained")
-    panels = figure.subplots(rows, across, squeeze=False, sharey=True)
+    panels = figure.subplots(rows, across, squeeze=False, sharex=True, sharey=True)
     for empty in panels.flat[len(columns) :]:
         empty.set_visible(False)
-    drawn = None
+    drawn, undefined, intervals = None, True, False
     for axes, (name, proxies) in zip(panels.flat, columns.items(), strict=False):
         places = np.arange(len(proxies))
         values = np.array([np.nan if value is None else value for value, _, _ in proxies.values()])
@@ -103,9 +106,18 @@ def correlation_bars(columns: Mapping[str, Mapping[str, Interval]], baselines: S
         axes.set_title(plain(name), fontsize=8)
         axes.set_xlabel("Kendall τ-b", fontsize=7)
         axes.set_yticks(places, [plain(proxy) for proxy in proxies], fontsize=7)
-        axes.tick_params(axis="x", labelsize=6)
+        axes.tick_params(axis="x", labelsize=6, labelbottom=True)
         axes.axvline(0, color="black", linewidth=0.6)
+        if np.isnan(values).all():
+            say(axes, "no proxy has a correlation:\nall scores or all accuracies are equal")
+        undefined &= bool(np.isnan(values).all())
+        intervals |= not np.isnan(bounds).all()
     panels[0, 0].invert_yaxis()
+    if undefined:
+        panels[0, 0].set_xlim(-1, 1)
+    if intervals:
+        note = f"black bars: {LEVEL} % bootstrap interval over networks"
+        figure.supxlabel(note, fontsize=7, color="dimgray")
     if drawn is not None:
         figure.legend([drawn], [baselines[0]], fontsize=7, loc="outside lower right")
     return figure

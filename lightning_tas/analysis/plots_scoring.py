@@ -46,5 +46,5 @@ def scoring_scatter(
     figure.supxlabel("rank by score (hollow: at initialisation, filled: now)", fontsize=8)
     figure.supylabel("top-1 accuracy with inherited weights [%]", fontsize=8)
     if dots is not None:
-        figure.colorbar(dots, ax=panels, label="parameters [M]")
+        figure.colorbar(dots, ax=panels, label="parameters [M]", aspect=20 * rows, shrink=max(0.3, 1 / rows))
     return figure

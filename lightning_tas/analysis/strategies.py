@@ -130,12 +130,14 @@ def comparison_figure(
     for name, group in grouped(curves).items():
         best = np.array([[curve.after(int(n)) for n in at] for curve in group])  # (seeds, points)
         best = np.where(np.isfinite(best), best, np.nan)
-        (line,) = axes.plot(at, np.nanmean(best, axis=0), drawstyle="steps-post", label=f"{name} ({len(group)} seeds)")
+        label = f"{name} ({len(group)} seed{'s' if len(group) > 1 else ''})"
+        marker = "." if len(at) <= 30 else ""  # one evaluation would have no line
+        (line,) = axes.plot(at, np.nanmean(best, axis=0), drawstyle="steps-post", marker=marker, label=label)
         band = (np.nanmin(best, axis=0), np.nanmax(best, axis=0))
         axes.fill_between(at, *band, step="post", alpha=0.2, color=line.get_color())
     if optimum is not None:
         axes.axhline(optimum, color="black", linestyle="--", linewidth=1, label="optimum of the whole space")
     axes.set(xscale="log", xlabel="evaluations", ylabel=f"best {heading(score)} so far", title=title)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(title="line: mean of the seeds, band: their range", title_fontsize=8)
     return figure

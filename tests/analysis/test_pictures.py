@@ -21,7 +21,8 @@ def test_accuracy_is_drawn_in_the_order_of_size(tmp_path):
     # Standard errors of 70 % and 80 % of 100 images: 4.6 and 4.0 points.
     spans = [np.ptp(segment[:, 1]) / 2 for segment in axes.collections[0].get_segments()]
     np.testing.assert_allclose(spans, [np.sqrt(21), 4.0])
-    assert [text.get_text() for text in axes.texts] == ["small", "big"]
+    assert [text.get_text() for text in axes.texts] == ["small", "big", "bars: ± one standard error of 100 images"]
+    assert axes.lines[0].get_linestyle() == "None", "the networks are no series"
     assert "[M]" in axes.get_xlabel() and "[%]" in axes.get_ylabel()
     path = save_figure(figure, tmp_path / "a.png")
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -30,8 +31,17 @@ def test_accuracy_is_drawn_in_the_order_of_size(tmp_path):
 def test_allocation_shows_every_layer_and_nothing_beyond_the_depth():
     figure = allocation_per_layer(["a", "b"], ARCHS)
     heads, ratios = figure.axes[:2]
-    np.testing.assert_array_equal(heads.images[0].get_array().filled(np.nan), [[3, 4, 3], [4, 4, np.nan]])
+    np.testing.assert_array_equal(heads.images[0].get_array().filled(np.nan), [[0, 1, 0], [1, 1, np.nan]])
+    assert [t.get_text() for t in heads.texts] == ["3", "4", "3", "4", "4"]
     assert [t.get_text() for t in ratios.texts] == ["3.5", "4", "4", "4", "3.5"]
+
+
+def test_the_bar_of_an_allocation_has_the_values_that_networks_have():
+    """Neither 6 nor 7 between 5 and 8, and one colour each."""
+    figure = allocation_per_layer(["a"], [Architecture.vit(192, num_heads=[5, 8, 5], mlp_ratio=[4, 4, 4])])
+    heads, ratios, *bars = figure.axes
+    assert [[t.get_text() for t in bar.get_yticklabels()] for bar in bars] == [["5", "8"], ["4"]]
+    assert [axes.images[0].cmap.N for axes in (heads, ratios)] == [2, 1]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

@@ -49,6 +49,16 @@ def test_bars_draw_the_baseline_across() -> None:
     assert axes.yaxis.get_inverted()
 
 
+def test_panels_of_bars_share_one_range_and_explain_what_they_show() -> None:
+    columns = {"a": {"params": (0.5, 0.4, 0.6)}, "b": {"params": (-0.1, None, None)}, "c": {"params": (None,) * 3}}
+    figure = correlation_bars(columns, ["params"])
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
+    assert "no proxy has a correlation" in figure.axes[2].texts[0].get_text()
+    assert figure.get_supxlabel() == "black bars: 95 % bootstrap interval over networks"
+    nothing = correlation_bars({"c": columns["c"]}, ["params"])
+    assert nothing.axes[0].get_xlim() == (-1, 1) and nothing.get_supxlabel() == ""
+
+
 def test_names_are_no_formulas(tmp_path: Path) -> None:
     """Between dollar signs matplotlib reads mathematics, and raises where it is none."""
     name = "a$b_{c$_acc"

@@ -51,7 +51,25 @@ def test_an_exact_search_has_no_course() -> None:
     assert len(networks.collections) == 1 and networks.get_title() == "Networks"
     assert [text.get_text() for text in networks.get_legend().get_texts()] == ["handed on"]
     (empty,) = search_figure([], [], [], [], "snip").axes
-    assert empty.get_legend() is None
+    assert empty.get_legend() is None and [text.get_text() for text in empty.texts] == ["no network has a score"]
+
+
+def test_one_generation_and_a_front_of_one_network_can_be_seen() -> None:
+    """A course of one point says nothing, and a line through one point is not drawn."""
+    one = [entry(0, 1.0, 1_000_000)]
+    generations = [{"generation": 0, "evaluations": 1, "best": 1.0, "mean": 1.0}]
+    (networks,) = search_figure(generations, one, one, one, "snip").axes
+    assert networks.lines[0].get_label() == "Pareto front" and networks.lines[0].get_marker() == "o"
+    figure = comparison_figure([Curve.of("random", 0, [1.0])], "snip", 1, "title")
+    assert figure.axes[0].lines[0].get_marker() == "."
+    assert figure.axes[0].get_legend().get_title().get_text() == "line: mean of the seeds, band: their range"
+
+
+def test_a_course_without_a_score_says_so() -> None:
+    generations = [{"generation": g, "evaluations": g, "best": None, "mean": None} for g in (1, 2)]
+    course, networks = search_figure(generations, [], [], [], "snip").axes
+    for axes in (course, networks):
+        assert [text.get_text() for text in axes.texts] == ["no network has a score"]
 
 
 @pytest.mark.parametrize(("score", "name"), [("accuracy", "top-1 [%]"), ("trained", "top-1 [%]"), ("dss_pp", "dss_pp")])
@@ -60,7 +78,7 @@ def test_accuracies_have_their_unit(score: str, name: str) -> None:
     one = entry(0, 97.2222, 1_000_000)
     rows = [{"generation": 0, "evaluations": 1, "best": 97.2, "mean": 97.0, "acceptance": 1.0, "unique": 1.0}]
     found = Found([one], rows, 1, "end", [one])
-    assert [axes.get_ylabel() for axes in search_figure(rows, [one], [one], [one], score).axes] == [name, name]
+    assert [axes.get_ylabel() for axes in search_figure(2 * rows, [one], [one], [one], score).axes] == [name, name]
     assert f"  {name}  generation  id" in networks_table(found, score).splitlines()[0]
     assert f"best {name}  mean {name}" in generations_table(rows, score).splitlines()[0]
     curve = Curve.of("random", 0, [97.0])

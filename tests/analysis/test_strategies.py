@@ -33,7 +33,7 @@ def test_table_and_figure() -> None:
     figure = comparison_figure(curves, "snip", 2, "title", 4.0)
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.lines] == [
-        "random (2 seeds)", "evolution (1 seeds)", "optimum of the whole space",
+        "random (2 seeds)", "evolution (1 seed)", "optimum of the whole space",
     ]  # fmt: skip
 
 
