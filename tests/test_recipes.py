@@ -149,7 +149,7 @@ ETAS: dict[str, Any] = {
     "search.options": {"filter": "ntsr", "first_pool": 500, "first": 3, "pool": 100, "keep": 3, "iterations": 10},
 }
 FASHION: dict[str, Any] = {"data.name": "fashion_mnist", "data.img_size": None, "data.search_val": 2000}
-SHORT = {"retrain": {"data": {"search_val": 0}, "trainer": {"max_epochs": 4}}}
+SHORT = {"retrain": {"data": {"search_val": 0}, "trainer": {"max_epochs": 5}}}
 TABLES: dict[str, dict[str, Any]] = {
     "autoformer_tiny": {
         **SHARED,

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_tas import plugins
-from lightning_tas.commands import per_phase, recipes, schema, score_keys, search_keys, smoke
+from lightning_tas.commands import per_phase, recipes, retraining, schema, score_keys, search_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError, absent, check_path
@@ -167,7 +167,7 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
     if given.get("config") is not None and given.get("recipe") is not None:
         raise UserError("config: it already says which recipe; give config=FILE or recipe=NAME, not both")
     if given.get("recipe") is not None:
-        return recipes.load(str(given["recipe"]))
+        return _of_its_run(recipes.load(str(given["recipe"])), command, given)
     if given.get("config") is not None:
         return _repeated(Path(given["config"]), "config")
     if given.get("resume") not in (None, "auto") and not os.path.exists(str(given["resume"])):
@@ -201,6 +201,16 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
         )
     # A released checkpoint: ImageNet, and the space that its width tells.
     return recipes.Recipe("", "", {"space": None, "data": {"name": "imagenet"}}, ())
+
+
+def _of_its_run(recipe: recipes.Recipe, command: str, given: Mapping[str, Any]) -> recipes.Recipe:
+    """A retraining, on the images of the run that its architecture, or its first weights, come from."""
+    arch = given.get("arch")
+    for place in (arch.rpartition("@")[0] or arch if isinstance(arch, str) else None, given.get("ckpt")):
+        run = _config_above(Path(place)) if place is not None and command == "fit" else None
+        if run is not None:
+            return retraining.with_data_of(recipe, _repeated(run, "arch"))
+    return recipe
 
 
 def _repeated(path: Path, key: str) -> recipes.Recipe:
@@ -252,7 +262,7 @@ def _compose(
     try:
         with initialize(config_path=None, version_base="1.3"):
             composed = compose("config", [setting.text for setting in settings if setting not in free + own])
-        beside = [found.options, *(setting.value for setting in free)]
+        beside = [found.options, phased, *(setting.value for setting in free)]
         recipes.check_interpolations([OmegaConf.to_container(composed), beside], base.origin or "command line")
         tree = OmegaConf.merge(OmegaConf.structured(Config), composed)
         assert isinstance(tree, DictConfig)
