@@ -121,7 +121,7 @@ def _imagenet_split(config: DataConfig, split: str) -> StoredImages:
         place = root / name
         if place.is_dir():
             if class_folders(place):
-                return read(place, "folders", (), config)
+                return read(place, "natural folders", (), config)
             if shards := shards_in(place, "*"):
                 return read(place, "shards", shards, config)
             if tars := tars_in(place):

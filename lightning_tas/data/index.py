@@ -1,8 +1,11 @@
 """What lies where in folders and tars of images: found once, in one order, without what is hidden.
 
-Classes are in the order of their names as plain strings, like torchvision's: 0, 1, 10, 11, 2. Files of a class are in
-the order of their folders and names. What is hidden (a name that begins with a dot, `__MACOSX`, `Thumbs.db` and the
-like) is neither a class nor an image; what is not used is counted.
+Classes are in the order of their names as plain strings, like torchvision's: 0, 1, 10, 11, 2. Images of a class are in
+the order of their folders and names as strings, like torchvision's, or by the numbers in their paths, like timm's
+(`natural`, and in tars): which images are held out of training follows from it.
+
+What is hidden (a name that begins with a dot, `__MACOSX`, `Thumbs.db` and the like) is neither a class nor an image;
+what is not used is counted.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from timm.utils.misc import natural_key
 
 from lightning_tas.errors import UserError
 
@@ -154,7 +158,7 @@ def _is_folder(stat: os.stat_result) -> bool:
 # ---- class folders ---------------------------------------------------------------------------------------------------
 
 
-def of_folders(root: Path, advance: Advance) -> Index:
+def of_folders(root: Path, advance: Advance, natural: bool = False) -> Index:
     """A folder per class in `root`, with images in it or in folders below it."""
     unused, stamps, found = Unused(), stamps_of(root, ["."]), _Builder()
     with os.scandir(root) as entries:
@@ -163,9 +167,9 @@ def of_folders(root: Path, advance: Advance) -> Index:
                 _pass_over(unused, entry.name, entry.name, "beside the class folders")
     classes = class_folders(root)
     for label in classes:
-        for folder, names in _below(root, label, unused, stamps):
-            for name in names:
-                found.add(label, f"{folder}/{name}")
+        paths = [f"{folder}/{name}" for folder, names in _below(root, label, unused, stamps) for name in names]
+        for path in sorted(paths, key=natural_key) if natural else paths:
+            found.add(label, path)
         advance(1)
     return found.index(classes, [], stamps, unused)
 
@@ -297,7 +301,7 @@ def _members(path: Path, unused: Unused) -> list[tuple[str, str, int, int]]:
 
     with opened(path) as tar:
         read(tar, 0, None)
-    return sorted(found)
+    return sorted(sorted(found), key=lambda one: (one[0], natural_key(one[1])))
 
 
 def _in_hidden(member: str) -> bool:

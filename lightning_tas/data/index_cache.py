@@ -31,13 +31,18 @@ def index_of(
 
     total: how many steps `make` takes, for the bar.
     """
-    path = folder / f"index-{digest(VERSION, kind, os.path.realpath(root), list(names))}.safetensors"
+    path = folder / file_name(kind, root, names)
     found = _read(path, root)
     if found is not None:
         return found
     with kept.alone(path):
         found = _read(path, root)  # another process may have made it meanwhile
         return found if found is not None else _made(path, root, make, total)
+
+
+def file_name(kind: str, root: Path, names: Sequence[str]) -> str:
+    """Under which name the index is kept."""
+    return f"index-{digest(VERSION, kind, os.path.realpath(root), list(names))}.safetensors"
 
 
 def digest(*about: object) -> str:
@@ -62,7 +67,7 @@ def _made(path: Path, root: Path, make: Callable[[Advance], Index], total: int) 
     seconds = time.monotonic() - since
     if seconds >= WORTH:
         try:
-            _write(path, index, began)
+            write(path, index, began)
         except OSError as error:
             warnings.warn(
                 f"data.cache_dir: the list of images of {root}, which took {seconds:.0f} s, cannot be kept in "
@@ -72,7 +77,8 @@ def _made(path: Path, root: Path, make: Callable[[Advance], Index], total: int) 
     return index
 
 
-def _write(path: Path, index: Index, began: int) -> None:
+def write(path: Path, index: Index, began: int) -> None:
+    """Keep `index`, which was begun at the time `began` [ns]; OSError where that is not possible."""
     about = {
         "classes": index.classes,
         "named": index.named,

@@ -235,7 +235,7 @@ class TASDataModule(pl.LightningDataModule):
                     f"data.search_val: {self.config.search_val!r} is not valid; of {len(targets)} training images at "
                     f"most {len(held)} can be held out, because each class needs one to train on"
                 )
-            train = np.setdiff1d(everything, held)
+            train = np.delete(everything, held)
         subset = self.config.train_subset
         if subset is not None:
             if subset > len(train):

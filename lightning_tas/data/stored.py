@@ -60,17 +60,18 @@ class StoredImages(Dataset[tuple[Image.Image, int]]):
 
 
 def read(root: Path, kind: str, names: Sequence[str], config: DataConfig) -> StoredImages:
-    """The images below `root`: in class folders (`kind` "folders"), or in its tars `names`.
+    """The images below `root`: in class folders (`kind` "folders" or "natural folders"), or in its tars `names`.
 
     `kind` of tars: "class tars", "one tar" or "shards", as `index` has them. What is not used is said here.
     """
     make: dict[str, Callable[[Advance], Index]] = {
         "folders": lambda advance: of_folders(root, advance),
+        "natural folders": lambda advance: of_folders(root, advance, natural=True),
         "class tars": lambda advance: of_class_tars(root, names, advance),
         "one tar": lambda advance: of_one_tar(root, names[0], advance),
         "shards": lambda advance: of_shards(root, names, advance),
     }
-    total = len(class_folders(root)) if kind == "folders" else len(names)
+    total = len(names) or len(class_folders(root))
     index = index_of(kind, root, names, make[kind], total, cache_folder(config))
     if not len(index.targets):
         wanted = "no samples (an image with a .cls member)" if kind == "shards" else "no images"

@@ -125,3 +125,20 @@ def test_links_that_lead_back_end(tmp_path: Path) -> None:
     root = folders(tmp_path / "data")
     (root / "a" / "deep" / "back").symlink_to(root / "a")
     assert len(of_folders(root, lambda number: None).targets) == 3
+
+
+def test_order_of_images(tmp_path: Path) -> None:
+    """`folder` has torchvision's order and `imagenet` timm's, which splits and runs of before depend on."""
+    from timm.data.readers.reader_image_folder import ReaderImageFolder
+    from torchvision.datasets import ImageFolder
+
+    names = ["n2_10.JPEG", "n2_9.JPEG", "N2_9a.JPEG", "n2_1.png", "n10.jpg"]
+    for label in ("n02", "n10"):
+        (tmp_path / label).mkdir()
+        for name in names:
+            Image.new("L", (2, 2)).save(tmp_path / label / name)
+    plain, natural = (of_folders(tmp_path, lambda number: None, natural) for natural in (False, True))
+    theirs = [path for path, _ in ImageFolder(str(tmp_path)).samples]
+    assert [str(tmp_path / plain.name(i)) for i in range(10)] == theirs
+    reader = ReaderImageFolder(str(tmp_path))
+    assert [natural.name(i) for i in range(10)] == [reader.filename(i) for i in range(10)]
