@@ -17,8 +17,9 @@ from lightning_tas.callbacks.search_record import BEST, RECORD, read_found
 from lightning_tas.catalogue import PUBLISHED
 from lightning_tas.class_names import OtherClasses, reordered
 from lightning_tas.commands.config import Config
+from lightning_tas.commands.console import say
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import UserError, nearest, neighbour
+from lightning_tas.errors import UserError, as_key, nearest, neighbour
 from lightning_tas.launch.results import find_checkpoint, pick, read_architectures
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.strategies import unused_semantics
@@ -30,7 +31,7 @@ from lightning_tas.spaces import SearchSpace, resolve_space
 from lightning_tas.supernets import ElasticNetwork
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
-from lightning_tas.training.checkpoint import initialise, load_supernet
+from lightning_tas.training.checkpoint import Opened, inherit, load_supernet, open_weights
 from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.retrain import RetrainModule
 from lightning_tas.training.supernet_module import SupernetModule
@@ -91,10 +92,33 @@ def supernet(config: Config, source: TASDataModule, selection: Selection | None 
     """
     with seeded(config.seed, "init"):
         net = make_supernet(training_space(config, selection), **network_options(config, source))
-    train = train_config(config)
-    if train.from_checkpoint is not None:
-        initialise(net, train.from_checkpoint)
+    start(config, net, source)
     return net
+
+
+def start(config: Config, net: Any, source: TASDataModule) -> None:
+    """Give `net` the weights of `train.from_checkpoint`; one on the meta device is only compared with them."""
+    path = train_config(config).from_checkpoint
+    if path is None:
+        return
+    with as_key("train.from_checkpoint"):
+        opened = opened_weights(config, Path(path), "train.from_checkpoint")
+        _inherit(config, net, opened, source)
+
+
+def _inherit(config: Config, net: Any, opened: Opened, source: TASDataModule) -> None:
+    meta = any(parameter.is_meta for parameter in net.parameters())  # planned: the data are not opened
+    names = source.known_names if config.data.class_names == "compare" and not meta else None
+    with seeded(config.seed, "head"):
+        inherit(net, opened, names)
+
+
+def opened_weights(config: Config, path: Path, key: str) -> Opened:
+    """What the file at `path` holds, by `source` and `weights`; of several sets it is told which is read."""
+    opened = open_weights(path, config.source, config.weights)
+    if len(opened.sets) > 1:
+        say(f"{key}: {opened}")
+    return opened
 
 
 def train_config(config: Config) -> TrainConfig:
@@ -116,7 +140,7 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
     module = SupernetModule(
         net,
         None,
-        train_config(config),
+        replace(config.train, from_checkpoint=None),  # `net` has those weights
         global_batch=global_batch(config),
         seed=config.seed,
         sampler_config=config.sampler,
@@ -198,24 +222,11 @@ def measured_top1(path: Path) -> dict[str, float]:
 
 def retrain_module(config: Config, source: TASDataModule, arch: Architecture) -> RetrainModule:
     """The Lightning module that trains `arch` alone: fresh weights, or inherited from the supernet `ckpt=`."""
-    if config.ckpt is not None:
-        path = find_checkpoint(config.ckpt)
-        loaded = load_supernet(path)
-        net = loaded.net.subnet(arch)
-        try:
-            order = source.order_of(loaded.class_names, f"the weights of {str(path)!r}")
-            net.load_state_dict(reordered(net.state_dict(), order))
-        except OtherClasses:
-            rank_zero_warn(f"ckpt: {str(path)!r} has other classes than the data: the head starts afresh")
-            net.reset_classifier(source.num_classes)
-        if net.num_classes != source.num_classes:
-            net.reset_classifier(source.num_classes)
-    else:
-        with seeded(config.seed, "init"):
-            net = make_network(arch, **network_options(config, source))
+    net = _fresh(config, source, arch) if config.ckpt is None else _inherited(config, source, arch)
+    start(config, net, source)
     module = RetrainModule(
         net,
-        train_config(config),
+        replace(config.train, from_checkpoint=None),  # `net` has those weights
         global_batch=global_batch(config),
         seed=config.seed,
         class_names=source.known_names,
@@ -223,6 +234,47 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
     return module
+
+
+def _fresh(config: Config, source: TASDataModule, arch: Architecture) -> Any:
+    with seeded(config.seed, "init"):
+        return make_network(arch, **network_options(config, source))
+
+
+@as_key("ckpt")
+def _inherited(config: Config, source: TASDataModule, arch: Architecture) -> Any:
+    """The network of `arch` with its weights in `ckpt`."""
+    assert config.ckpt is not None
+    opened = opened_weights(config, find_checkpoint(config.ckpt), "ckpt")
+    if opened.saved is None or opened.kind != "supernet":
+        net = _fresh(config, source, arch)
+        _inherit(config, net, opened, source)
+        return net
+    loaded = load_supernet(opened)
+    net = loaded.net.subnet(arch)
+    try:
+        order = source.order_of(loaded.class_names, f"the weights of {str(opened.path)!r}")
+        net.load_state_dict(reordered(net.state_dict(), order))
+    except OtherClasses:
+        rank_zero_warn(f"ckpt: {str(opened.path)!r} has other classes than the data: the head starts afresh")
+        net.reset_classifier(source.num_classes)
+    if net.num_classes != source.num_classes:
+        net.reset_classifier(source.num_classes)
+    return net
+
+
+def check_inherited(config: Config, source: TASDataModule, arch: Architecture) -> None:
+    """`UserError` where the weights of `ckpt` or `train.from_checkpoint` are not those of a network to retrain."""
+    with torch.device("meta"):
+        net = make_network(arch, **network_options(config, source))
+    if config.ckpt is not None:
+        with as_key("ckpt"):
+            opened = opened_weights(config, find_checkpoint(config.ckpt), "ckpt")
+            if opened.saved is not None and opened.kind == "supernet":
+                load_supernet(opened).net.check(arch)
+            else:
+                inherit(net, opened)
+    start(config, net, source)
 
 
 def device(config: Config, planning: bool = False) -> torch.device:

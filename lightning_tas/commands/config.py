@@ -105,7 +105,8 @@ class Config:
     resume: str | None = None  # a run, a checkpoint in it (what came later is redone), auto: run=NAME or the newest
     ckpt: str | None = None  # folder of a run, or a checkpoint
     arch: Any = None  # a label, an id, a JSON file (result.json), or an architecture as a mapping
-    source: str | None = None  # whose official checkpoint `ckpt` is: autoformer, prenas
+    source: str | None = None  # whose weights ckpt and train.from_checkpoint are: autoformer, prenas, autoprox, timm
+    weights: str = "auto"  # of several sets in their file: auto (averaged where there are some), live, ema, or an entry
     space: Any = "autoformer_tiny"  # a name, a file, or the space itself
     phases: list[str] = field(default_factory=lambda: ["supernet", "measure"])  # select, supernet, search, measure, ...
     per_phase: dict[str, Any] | None = None  # of one phase: {retrain: {train: {lr: 1e-3}}}; a second one: supernet-2

@@ -72,6 +72,7 @@ def run(config: Config, command: str = "fit") -> None:
     folder = group.first(lambda: locate(config))
     phases.check(config)
     data = _data(config)
+    phases.check_weights(config)
     measured = phases.check_selection(config, data, folder.path)
     made = folder.missing()
     group.barrier()  # no process has found a mistake

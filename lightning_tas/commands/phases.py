@@ -81,7 +81,8 @@ class Context:
         if "checkpoint" not in outputs:
             return config
         start = str(self.folder.path / outputs["checkpoint"])
-        return replace(config, train=replace(config.train, from_checkpoint=start))
+        # `source` and `weights` are of files that the user names.
+        return replace(config, source=None, weights="auto", train=replace(config.train, from_checkpoint=start))
 
     @property
     def data(self) -> TASDataModule:
@@ -162,7 +163,7 @@ def measure(context: Context) -> Outputs:
     outputs = context.study.outputs("supernet")
     path = _supernet_checkpoint(context, outputs)
     start_processes(context.config.trainer)
-    loaded = load_supernet(path)
+    loaded = load_supernet(path) if "checkpoint" in outputs else trained.supernet(context.config)
     net, began = trained.fitted(loaded.net, context.data, path, loaded.class_names), time.monotonic()
     archs, scores = _measured_architectures(context, loaded)
     accuracies = _measure(context, net, dict(archs))
@@ -221,6 +222,26 @@ def check_selection(config: Config, data: TASDataModule, folder: Path) -> dict[s
         except UserError as error:
             raise as_setting(error) from None
     return measured
+
+
+def check_weights(config: Config) -> None:
+    """Open the weights that phases begin with and compare them with their networks; nothing is computed or written.
+
+    `UserError` as the phases themselves would raise, which come to it perhaps days later.
+    """
+    labels, data = phase_labels(config.phases), None
+    for label, settings in per_phase.configs(config).items():
+        data, kind = build.data(settings, data), per_phase.kind(label)
+        if settings.train.from_checkpoint in labels:  # of a phase that is still to come
+            settings = replace(settings, train=replace(settings.train, from_checkpoint=None))
+        if kind in ("select", "supernet") and settings.train.from_checkpoint is not None:
+            with torch.device("meta"):
+                net = make_supernet(build.space(settings), **build.network_options(settings, data))
+            build.start(settings, net, data)
+        elif kind in ("search", "measure") and settings.ckpt is not None and "supernet" not in config.phases:
+            trained.supernet(settings)
+        elif kind == "retrain" and settings.arch is not None:
+            build.check_inherited(settings, data, build.architecture(settings.arch)[1])
 
 
 def _fit(context: Context, module: ClassifierModule, callbacks: Sequence[Callback] = ()) -> Trainer:

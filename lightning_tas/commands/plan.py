@@ -19,7 +19,7 @@ from lightning_tas.commands import build, per_phase, searching
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import Facts, facts
-from lightning_tas.commands.phases import check, selection_table
+from lightning_tas.commands.phases import check, check_weights, selection_table
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import typed
@@ -55,6 +55,7 @@ def show(config: Config) -> None:
     """Print the plan, phase by phase. Selection runs for real where the recipe selects: it trains nothing."""
     check(config)
     data = build.data(config)
+    check_weights(config)
     say(f"recipe {config.recipe}: {config.data.name}, {data.num_train:,} training images, {data.num_classes} classes")
     if config.space is not None:
         say(space_table(_on_meta(config, data, None)))

@@ -5,11 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isqrt
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.search_record import RECORD, read_found
@@ -21,16 +18,16 @@ from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, as_key, unknown
 from lightning_tas.launch.results import find_checkpoint, read_architectures
 from lightning_tas.spaces import SearchSpace, resolve_space
-from lightning_tas.supernets import ElasticNetwork, load_checkpoint_file, load_weights
+from lightning_tas.supernets import ElasticNetwork, load_weights
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
-from lightning_tas.supernets.checkpoints import weights_of
-from lightning_tas.training.checkpoint import KEY, LoadedSupernet, load_network, load_supernet
-from lightning_tas.training.sharded import read_checkpoint
+from lightning_tas.supernets.checkpoints import SOURCES
+from lightning_tas.supernets.released import build_options, plain_vit, supernet_sizes
+from lightning_tas.training.checkpoint import LoadedSupernet, Opened, inherit, load_network, load_supernet
 
+RELEASED = "official"
 # Width that a released supernet allocates, and the space it belongs to.
 SPACE_OF_WIDTH = {256: "autoformer_tiny", 448: "autoformer_small", 640: "autoformer_base"}
-HEAD_DIM = 64
 
 
 @dataclass(frozen=True)
@@ -65,25 +62,32 @@ def load(config: Config, phase: str | None = None) -> Trained:
     """
     assert config.ckpt is not None
     path = Path(config.ckpt)
-    if config.source is not None:
-        return _official(path, config)
     run = run_of(path)
-    path = find_checkpoint(path, phase=phase)
-    saved = read_checkpoint(path).get(KEY)
-    if not isinstance(saved, Mapping):
-        raise UserError(
-            f"ckpt: {str(path)!r} was not written by lightning_tas training; "
-            "a released supernet needs source=autoformer or source=prenas"
-        )
-    if saved["kind"] == "network":
-        single = load_network(path)
+    opened = build.opened_weights(config, find_checkpoint(path, phase=phase), "ckpt")
+    if opened.saved is None:
+        return _foreign(opened, config)
+    if opened.kind == "network":
+        single = load_network(opened)
         labels = read_architectures(run / "result.json") if run and (run / "result.json").exists() else {}
         label = next((name for name, arch in labels.items() if arch == single.arch), "network")
-        return Trained(single.net, {label: single.arch}, True, single.weights, single.class_names, path, run)
-    loaded = load_supernet(path)
+        return Trained(single.net, {label: single.arch}, True, single.weights, single.class_names, opened.path, run)
+    loaded = load_supernet(opened)
     searched = read_found(run / RECORD) if run is not None and (run / RECORD).exists() else {}
     archs = {**searched, **loaded.report}
-    return Trained(loaded.net, archs, False, loaded.weights, loaded.class_names, path, run, loaded)
+    return Trained(loaded.net, archs, False, loaded.weights, loaded.class_names, opened.path, run, loaded)
+
+
+@as_key("ckpt")
+def supernet(config: Config) -> LoadedSupernet:
+    """The supernet that `ckpt` (with `source`) names. Raises UserError as `load`, or where it is one network alone."""
+    assert config.ckpt is not None
+    opened = build.opened_weights(config, find_checkpoint(config.ckpt, phase="supernet"), "ckpt")
+    if opened.saved is not None:
+        return load_supernet(opened)
+    found = _foreign(opened, config)
+    if found.alone:
+        raise UserError(f"ckpt: {str(opened.path)!r} is one network alone; give a supernet")
+    return LoadedSupernet(found.net, [], found.archs, None, None, RELEASED, seed=0, epoch=0, global_step=0)
 
 
 def run_of(path: Path) -> Path | None:
@@ -183,47 +187,47 @@ def _named(trained: Trained, given: Any) -> tuple[str, Architecture]:
     return label, arch
 
 
-def _official(path: Path, config: Config) -> Trained:
-    """A released AutoFormer or PreNAS supernet: sizes and options are read off the weights, not retyped."""
-    if not path.is_file():
-        raise UserError(f"ckpt: {str(path)!r} is not a file")
-    content = load_checkpoint_file(path)
-    state = weights_of(content)
+def _foreign(opened: Opened, config: Config) -> Trained:
+    """A network that others trained, or a plain state dict: what it is stands in its names and shapes, or is asked for.
+
+    A released supernet is one of its own space; other weights are those of a supernet where `space` is given, else of
+    one network: `arch`, or what the names tell.
+    """
+    assert config.ckpt is not None
+    where = f"{str(opened.path)!r}"
     try:
-        sizes, options = _sizes(state), _options(state)
+        options = {**asdict(config.model), **build_options(opened.state)}
+        if opened.kind == "supernet":
+            sizes = supernet_sizes(opened.state)
+        elif config.space is None and config.arch is None and opened.source == "timm":
+            label, arch = "network", plain_vit(opened.state)
+        elif config.space is None:
+            label, arch = _given_arch(config, where)
     except KeyError as missing:
-        raise UserError(f"ckpt: {str(path)!r} is not a supernet of source={config.source}: no {missing}") from None
-    space = _space(config.space, sizes)
-    net = make_supernet(space, **{**asdict(config.model), **options})
-    net.load_reference(content, source=config.source)
-    own = [name for name in PUBLISHED if name.startswith(str(config.source)) and SPACES[name] == space.name]
+        named = f"no network of source={config.source}" if config.source else "no network that is known by its names"
+        raise UserError(f"ckpt: {where} is {named}: no {missing}; {_SOURCES}") from None
+    if opened.source is not None:
+        options["pool"] = SOURCES[opened.source].pool or options["pool"]
+    if opened.kind == "network" or (opened.kind is None and config.space is None):
+        net = make_network(arch, **options)
+        inherit(net, opened)
+        return Trained(net.eval(), {label: arch}, True, RELEASED, None, opened.path, None)
+    space = _space(config.space, sizes) if opened.kind == "supernet" else build.space(config)
+    net = make_supernet(space, **options)
+    inherit(net, opened)
+    source = str(config.source)
+    own = [name for name in PUBLISHED if name.startswith(source) and SPACES[name] == space.name]
     archs = {name: PUBLISHED[name] for name in own} or {"smallest": space.smallest(), "largest": space.largest()}
-    return Trained(net.eval(), archs, False, "official", None, path, None)
+    return Trained(net.eval(), archs, False, RELEASED, None, opened.path, None)
 
 
-def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a released supernet allocates, from its shapes."""
-    width = state["patch_embed_super.proj.weight"].shape[0]
-    ratio = state["blocks.0.fc1.weight"].shape[0] / width
-    depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
-    heads = state["blocks.0.attn.qkv.weight"].shape[0] // (3 * HEAD_DIM)
-    return {"embed_dim": width, "depth": depth, "num_heads": heads, "mlp_ratio": ratio}
+_SOURCES = "source=autoformer or source=prenas are released supernets, source=autoprox or source=timm networks"
 
 
-def _options(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Build options of a released supernet, from its names and shapes; released ones are square."""
-    in_chans, patch = state["patch_embed_super.proj.weight"].shape[1:3]
-    table = state.get("blocks.0.attn.rel_pos_embed_k.embeddings_table_v")
-    grid = (len(table) - 2) // 2 if table is not None else isqrt(state["pos_embed"].shape[1] - 1)
-    return {
-        "num_classes": len(state["head.weight"]),
-        "in_chans": in_chans,
-        "patch_size": patch,
-        "img_size": grid * patch,
-        "relative_position": table is not None,
-        "abs_pos": "pos_embed" in state,
-        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
-    }
+def _given_arch(config: Config, where: str) -> tuple[str, Architecture]:
+    if config.arch is None:
+        raise UserError(f"ckpt: {where} does not say which network its weights are of; give arch=FILE, or: {_SOURCES}")
+    return build.architecture(config.arch)
 
 
 def _space(given: Any, sizes: Mapping[str, Any]) -> SearchSpace:

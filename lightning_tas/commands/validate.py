@@ -22,7 +22,7 @@ PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-t
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 STRATEGIES = ("auto", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "source": ("autoformer", "prenas"),
+    "source": ("autoformer", "prenas", "autoprox", "timm"),
     "wandb.mode": ("online", "offline", "disabled"),
     "trainer.accelerator": ACCELERATORS,
     "trainer.strategy": STRATEGIES,

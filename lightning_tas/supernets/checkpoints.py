@@ -12,7 +12,9 @@ import hashlib
 import math
 import re
 import warnings
-from collections.abc import Mapping
+import zipfile
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +23,11 @@ from timm.layers import resample_abs_pos_embed, resample_abs_pos_embed_nhwc
 from timm.models import adapt_input_conv
 from torch import Tensor
 
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError, typed, unknown
 from lightning_tas.launch.files import Damaged, read_torch
+from lightning_tas.supernets.other_files import identify
+from lightning_tas.supernets.released import interleaved
+from lightning_tas.supernets.weight_sets import AUTO, choose, sets_in, unwrapped
 
 STATE_HASH = "state_sha256"
 """Entry of the metadata of our safetensors files: the `state_hash` of their tensors."""
@@ -44,20 +49,33 @@ _AUTOPROX_NAMES = [
 ]
 
 
+# timm's ViTs have our names; its PiTs say "transformers" and keep the pooling with the stage that follows it.
+_TIMM_NAMES = [
+    (r"^patch_embed\.conv\.", "patch_embed.proj."),
+    (r"^transformers\.1\.pool\.", "pools.0."),
+    (r"^transformers\.2\.pool\.", "pools.1."),
+    (r"^transformers\.", "stages."),
+]
+
+
 class Source(NamedTuple):
-    """Whose networks: of which families, supernets or stand-alone, their names, and the qkv bias rule of supernets."""
+    """Whose networks: of which families, supernets or stand-alone (None: into both), their names, the qkv bias rule of
+    supernets, and what is classified ("token") where it is not what the families of ours do.
+    """
 
     families: tuple[str, ...]
-    supernets: bool
+    supernets: bool | None
     names: list[tuple[str, str]]
-    bias_rule: str | None
+    bias_rule: str | None = None
+    pool: str | None = None
 
 
 # AutoFormer cuts the qkv bias without regrouping it, PreNAS with: the weights were trained for their own rule.
 SOURCES: dict[str, Source] = {
     "autoformer": Source(("autoformer",), True, REFERENCE_NAMES, "autoformer"),
     "prenas": Source(("autoformer",), True, REFERENCE_NAMES, "regroup"),
-    "autoprox": Source(("autoprox_vit", "pit"), False, _AUTOPROX_NAMES, None),
+    "autoprox": Source(("autoprox_vit", "pit"), False, _AUTOPROX_NAMES),
+    "timm": Source(("autoprox_vit", "autoformer", "pit"), None, _TIMM_NAMES, pool="token"),
 }
 
 
@@ -70,20 +88,65 @@ def load_checkpoint_file(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"checkpoint: no file {str(path)!r}")
+    others: list[str] = []
     try:
         if path.suffix == ".safetensors":
             return _safetensors(path)
-        content = read_torch(path, [argparse.Namespace])
+        others = _other_classes(path)
+        content = read_torch(path, [argparse.Namespace, *((_unread(), name) for name in others)])
     except Damaged as error:
         raise UserError(f"checkpoint: {str(path)!r} cannot be used: {error}") from error
     except Exception as error:
         # Both raise many kinds; to the user they are one: not a file of weights.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        reason = reason if path.stat().st_size else "it is empty"
+        what = identify(path)
+        reason = f"it is {what}" if what is not None else _only_their_code(others) or _unpickling(error)
         raise UserError(f"checkpoint: {str(path)!r} is not a file of weights: {reason}") from error
+    if others and not (isinstance(content, Mapping) and sets_in(content)):
+        raise UserError(f"checkpoint: {str(path)!r} is not a file of weights: {_only_their_code(others)}")
     if not isinstance(content, Mapping):
         raise UserError(f"checkpoint: {str(path)!r} holds a {type(content).__name__}, not a mapping")
     return dict(content)
+
+
+def _other_classes(path: Path) -> list[str]:
+    """Names of the classes and functions in a checkpoint that torch would refuse to read it for."""
+    return torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
+
+
+def _unread() -> type:
+    """A class that stands for another one, which is neither imported nor run, while a file is read: an empty value."""
+
+    class Unread:
+        def __new__(cls, *args: Any) -> Any:
+            # torch fills settings that are a kind of dict only where they are exactly one.
+            return super().__new__(cls) if args else OrderedDict()
+
+        def __init__(self, *args: Any) -> None:
+            """Whatever the class takes."""
+
+        def __setstate__(self, state: Any) -> None:
+            """What it holds."""
+
+    return Unread
+
+
+def _only_their_code(names: Sequence[str]) -> str | None:
+    if not names:
+        return None
+    more = " and others" if len(names) > 3 else ""
+    return (
+        f"it holds objects of {', '.join(sorted(names)[:3])}{more}, which only their own code can read; save the "
+        "network's state_dict() instead"
+    )
+
+
+def _unpickling(error: Exception) -> str:
+    """What is wrong with a pickle, without torch's advice to read it unsafely."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    if found is not None:
+        return str(_only_their_code([found[1]]))
+    known = type(error).__name__ not in ("UnpicklingError", "EOFError")
+    return next(iter(str(error).splitlines()), type(error).__name__) if known else "it is of no format that is known"
 
 
 def state_hash(state: Mapping[str, Tensor]) -> str:
@@ -109,15 +172,20 @@ def _safetensors(path: Path) -> dict[str, Any]:
     return state
 
 
-def weights_of(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state dict inside a checkpoint: itself, or under the usual names; a ``module.`` prefix is removed."""
-    for key in ("model", "state_dict"):
-        if isinstance(content.get(key), Mapping):
-            content = content[key]
-    odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
-    if odd or not content:
+def weights_of(
+    content: Mapping[str, Any], weights: str = AUTO, own: Collection[str] = ()
+) -> tuple[dict[str, Tensor], str]:
+    """A state dict inside a checkpoint, and the entry that it was: "" for the checkpoint itself.
+
+    `weights` chooses where there are several (`weight_sets.choose`); prefixes of wrappers are taken off the names,
+    unless all of them are names of the network, `own`.
+    """
+    sets = sets_in(content)
+    if not sets:
+        odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
         raise UserError(f"checkpoint: not a state dict; these entries are no tensors: {odd[:5] or '(it is empty)'}")
-    return {str(name).removeprefix("module."): value for name, value in content.items()}
+    name = choose(list(sets), weights)
+    return unwrapped(sets[name], own), name
 
 
 def load_reference(net: Any, state_dict: Mapping[str, Any], source: str) -> None:
@@ -127,21 +195,45 @@ def load_reference(net: Any, state_dict: Mapping[str, Any], source: str) -> None
     """
     if source not in SOURCES:
         raise unknown("source", source, SOURCES)
+    state = our_names(weights_of(state_dict)[0], source)
+    check_source(net, source, state)
+    if hasattr(net, "space") and not SOURCES[source].supernets:
+        state = interleaved(state, net.bias_rule)
+    load_weights(net, state)
+    adopt_rule(net, source)
+
+
+def check_source(net: Any, source: str, state: Mapping[str, Tensor]) -> None:
+    """`UserError` where networks of `source`, one of which has the weights `state`, are of another kind than `net`."""
     found, elastic = SOURCES[source], hasattr(net, "space")
-    if net.rules.family not in found.families or elastic != found.supernets:
-        kinds = {True: "supernets", False: "stand-alone networks"}
+    if net.rules.family not in found.families or found.supernets not in (None, elastic):
+        kinds = {True: "supernets", False: "stand-alone networks", None: "networks"}
         raise UserError(
             f"source: {source!r} has weights of {kinds[found.supernets]} of family {' or '.join(found.families)}; "
             f"this is one of the {kinds[elastic]} of family {net.rules.family}"
         )
+    if found.pool not in (None, net.options["pool"]) and _classes(state) == _classes(net.state_dict()):
+        raise UserError(
+            f"model.pool: {net.options['pool']!r} is not what networks of source={source} have; "
+            f"set model.pool={found.pool}"
+        )
+
+
+def adopt_rule(net: Any, source: str) -> None:
+    """Make a supernet cut its qkv bias as the weights of `source` were trained."""
+    rule = SOURCES[source].bias_rule
+    if rule is not None:
+        net.bias_rule = rule
+
+
+def our_names(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The weights of networks of `source` under our names."""
     renamed = {}
-    for name, value in weights_of(state_dict).items():
-        for pattern, ours in found.names:
+    for name, value in state.items():
+        for pattern, ours in SOURCES[source].names:
             name = re.sub(pattern, ours, name)
         renamed[name] = value
-    load_weights(net, renamed)
-    if found.bias_rule is not None:
-        net.bias_rule = found.bias_rule
+    return renamed
 
 
 def load_weights(
@@ -155,7 +247,21 @@ def load_weights(
     grid that is not square without relative position. `net` is unchanged when a `UserError` is raised.
     """
     own = net.state_dict()
-    state = _adapt_channels(adapt_weights(weights_of(state_dict), net, grid_size), own)
+    state, renew = fitted(net, weights_of(state_dict, own=own)[0], grid_size, same_classes)
+    if renew:
+        net.init_module(net.head)
+    net.load_state_dict(state, strict=False)
+
+
+def fitted(
+    net: Any, given: Mapping[str, Tensor], grid_size: tuple[int, int] | None = None, same_classes: bool = True
+) -> tuple[dict[str, Tensor], bool]:
+    """The weights of `given` as `net` takes them, and whether its head starts afresh; nothing is loaded.
+
+    `net` may be on the meta device. `UserError`, as for `load_weights`, that lists misfits and the options behind them.
+    """
+    own = net.state_dict()
+    state = _adapt_channels(adapt_weights(given, net, grid_size), own)
     theirs, ours = _classes(state), _classes(own)
     fresh = theirs != ours or not same_classes
     if fresh:
@@ -170,13 +276,45 @@ def load_weights(
     if missing or unexpected or shapes:
         parts = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
         lines = [f"{what} ({len(names)}): {', '.join(names[:8])}" for what, names in parts.items() if names]
-        raise UserError("checkpoint does not fit the network: " + "; ".join(lines))
+        options = _differences(given, own)
+        raise UserError("checkpoint does not fit the network: " + "; ".join([*options, *lines]))
     if fresh:
         fate = "starts afresh" if ours else "is left out"
         why = f"{theirs} classes and the network {ours}" if theirs != ours else "other classes than the data"
-        warnings.warn(f"the checkpoint has {why}: the head {fate}", stacklevel=3)
-        net.init_module(net.head)
-    net.load_state_dict(state, strict=False)
+        warnings.warn(f"the checkpoint has {why}: the head {fate}", stacklevel=4)
+    return state, fresh
+
+
+def _differences(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """The options and sizes in which the networks of two state dicts differ, as what to set."""
+    theirs, ours = traits(state), traits(own)
+    found = []
+    for key, value in theirs.items():
+        if key in ours and ours[key] != value:
+            advice = f": set model.{key}={typed(value)}" if key in SETTABLE else ""
+            found.append(f"{key} is {typed(value)} in the checkpoint and {typed(ours[key])} in the network{advice}")
+    return found
+
+
+# The options in `traits` that `model.*` sets; the rest are sizes of the space or of the architecture.
+SETTABLE = ("patch_size", "relative_position", "abs_pos", "qkv_bias", "pre_norm")
+
+
+def traits(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Options and sizes that names and shapes of a state dict tell: of a supernet those that it allocates."""
+    found: dict[str, Any] = {
+        "relative_position": any(name.endswith(".vertical") for name in state),
+        "abs_pos": "pos_embed" in state,
+        "qkv_bias": any(name.endswith("attn.qkv.bias") for name in state),
+        "pre_norm": "norm.weight" in state,
+    }
+    patches = state.get("patch_embed.proj.weight")
+    if patches is not None:
+        found |= {"patch_size": patches.shape[-1], "embed_dim": len(patches)}
+    numbers = [int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))]
+    if numbers:
+        found["depth"] = 1 + max(numbers)
+    return found
 
 
 def adapt_weights(state: Mapping[str, Tensor], net: Any, grid_size: tuple[int, int] | None = None) -> dict[str, Tensor]:

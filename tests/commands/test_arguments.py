@@ -167,7 +167,7 @@ def test_every_key_keeps_its_name() -> None:
     own = {"recipe", "config", "seed", "run", "output_dir", "resume", "ckpt", "arch", "source", "space", "phases"}
     groups = {"wandb", "data", "model", "train", "trainer", "sampler", "select", "checkpoint", "scoring", "bench"}
     groups |= {"search", "limits"}
-    assert top == own | {"plan", "smoke", "trust", "logger", "per_phase"} | groups
+    assert top == own | {"plan", "smoke", "trust", "weights", "logger", "per_phase"} | groups
     for key in ("data.name", "data.root", "data.batch_size", "trainer.max_epochs", "trainer.devices"):
         assert key in schema.all_keys()
 

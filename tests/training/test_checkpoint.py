@@ -134,7 +134,7 @@ def test_mistakes_in_loading(train: Callable[..., Path], make_module: Make, tmp_
     broken.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UserError, match="broken"):
         load_supernet(broken)
-    torch.save({"state_dict": {}}, broken)
+    torch.save({"state_dict": {"a": torch.zeros(1)}}, broken)
     with pytest.raises(UserError, match="not written by lightning_tas"):
         load_supernet(broken)
 
