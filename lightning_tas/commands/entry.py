@@ -15,6 +15,7 @@ from lightning_tas import plugins
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
 from lightning_tas.launch.early import drop_save_signal, hold_save_signal
+from lightning_tas.launch.follow import follow_sweep
 from lightning_tas.progress import beside_bars, end_bars
 
 HELP = ("-h", "--help", "help")
@@ -37,6 +38,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         _one_voice()
         if command in ("fit", "search"):
             hold_save_signal()
+            follow_sweep()
         group.meet()
         with plugins.command_line():
             group.together(lambda: _run(command, arguments))

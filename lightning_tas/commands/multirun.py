@@ -32,7 +32,9 @@ from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import environment
-from lightning_tas.launch.files import make_folder, write_json
+from lightning_tas.launch.early import take_save_signal
+from lightning_tas.launch.files import make_folder, take_lock, write_json
+from lightning_tas.launch.follow import PATIENCE_SECONDS, VARIABLE
 from lightning_tas.launch.run_folder import RUN_VARIABLE, RunFolder
 from lightning_tas.reading import check_argument, read_json
 
@@ -40,8 +42,8 @@ LAUNCHER = ("hydra/launcher=", "hydra.launcher.")
 SWEEPS = "sweeps"
 """Folder beside those of the recipes, for what belongs to no single job."""
 ONE_FOR_ALL = ("run", "output_dir", "resume", "plan")
-PATIENCE_SECONDS = 60.0
-"""How long a job that was told to stop may take to write its checkpoint."""
+MARGIN_SECONDS = 10.0
+"""How much longer than a job may take to stop another one waits for it to be gone."""
 STOPPED = (130, 143)
 
 
@@ -216,11 +218,7 @@ def _variables(sys_argv: list[str], **environ: str) -> Iterator[None]:
 def work(config: DictConfig) -> int:
     """Run one job, wherever Hydra's launcher has brought us; leave its exit status in the sweep's folder."""
     place, number = Path(config.folder), int(config.job)
-    jobs: dict[str, Any] = read_json(place / "jobs.json")
-    given = {key: value for key, value in os.environ.items() if key not in (RUN_VARIABLE, "HYDRA_FULL_ERROR")}
-    # A session of its own: it gets the signals that we pass on, each of them once, and all of its processes do.
-    process = subprocess.Popen(jobs["commands"][number], cwd=jobs["cwd"], env=given, start_new_session=True)
-    with _passing_on(signal.SIGTERM, process) as passed:
+    with _started(place, number) as process, _passing_on(process) as passed:
         try:
             status = process.wait()
         except KeyboardInterrupt:
@@ -229,29 +227,64 @@ def work(config: DictConfig) -> int:
             _write_status(place, number, STOPPED[0])
             raise
     _write_status(place, number, 128 - status if status < 0 else status)
-    if passed:
+    if signal.SIGTERM in passed or (passed and status in STOPPED):  # SIGUSR1 stops a job of Slurm, whose time ends
         raise SystemExit(STOPPED[1])  # an ordinary exception would let Hydra start the next job
     return status
 
 
 @contextlib.contextmanager
-def _passing_on(number: signal.Signals, process: subprocess.Popen[Any]) -> Iterator[list[int]]:
-    """Send `number` on to the job's processes; gives the list of those sent. Possible in main threads only."""
+def _started(place: Path, number: int) -> Iterator[subprocess.Popen[Any]]:
+    """A job's process, which stops when this one is gone; alone with its number, which it keeps as long as it lives."""
+    jobs: dict[str, Any] = read_json(place / "jobs.json")
+    given = {key: value for key, value in os.environ.items() if key not in (RUN_VARIABLE, "HYDRA_FULL_ERROR")}
+    lock = os.open(place / f"job-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    watched, held = os.pipe()
+    try:
+        told = f"job {number} of a sweep that was killed is still stopping; waiting for it ..."
+        if not take_lock(lock, PATIENCE_SECONDS + MARGIN_SECONDS, lambda: say(told)):
+            say(f"job {number} is still running, by another sweep in {str(place)!r}")
+            raise SystemExit(1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # it would end a job that has no handler yet
+        try:
+            # A session of its own: it gets the signals that we pass on, each of them once, and all of its processes do.
+            process = subprocess.Popen(
+                jobs["commands"][number],
+                cwd=jobs["cwd"],
+                env={**given, VARIABLE: str(watched)},
+                pass_fds=(watched, lock),
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        yield process
+    finally:
+        for handle in (lock, watched, held):
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _passing_on(process: subprocess.Popen[Any]) -> Iterator[list[int]]:
+    """Hand SIGTERM and SIGUSR1 on to the job; gives the list of those handed on. Possible in main threads only."""
     passed: list[int] = []
 
-    def pass_on(*_: object) -> None:
+    def pass_on(number: int, _: object) -> None:
         passed.append(number)
-        _send(process, number)
+        if number == signal.SIGTERM:
+            _send(process, number)
+        elif process.poll() is None:
+            process.send_signal(number)  # to one process, which tells the others: helpers of torch's would die of it
 
     try:
-        before = signal.signal(number, pass_on)
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGUSR1)}
     except ValueError:
         yield passed
         return
     try:
+        take_save_signal()
         yield passed
     finally:
-        signal.signal(number, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _send(process: subprocess.Popen[Any], number: int) -> None:

@@ -16,9 +16,10 @@ _waiting: list[int] = []  # signals that have come meanwhile
 
 
 def hold_save_signal() -> None:
-    """Let a SIGUSR1 wait from here on."""
+    """Let a SIGUSR1 wait from here on; a sweep starts its jobs with the signal blocked, until they can."""
     if _main_thread() and not _before:
         _before.append(signal.signal(signal.SIGUSR1, _note) or signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def take_save_signal() -> None:

@@ -7,10 +7,12 @@ of zip, which torch itself does not look at. Every reader of such a file goes th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +37,30 @@ def make_folder(path: Path, key: str = "output_dir") -> Path:
     if not writable:
         raise UserError(f"{key}: {str(path)!r} may not be written")
     return path
+
+
+def take_lock(handle: int, seconds: float, waiting: Callable[[], object] = lambda: None) -> bool:
+    """Lock an open file or folder for this process, and those that inherit `handle`, within so many seconds.
+
+    waiting: called once where it has to wait. True also on file systems without locks.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            waiting()
+            waiting = _nothing
+        except OSError:
+            return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.25)
+
+
+def _nothing() -> None:
+    pass
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ phases/NN-name/checkpoints/
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from lightning_tas.errors import UserError, check_path
 from lightning_tas.launch import environment, group
-from lightning_tas.launch.files import make_folder, writing
+from lightning_tas.launch.files import make_folder, take_lock, writing
 
 # Processes that Lightning starts inherit the environment: rank 0 chose the run's folder, they find it here.
 RUN_VARIABLE = "LIGHTNING_TAS_RUN"
@@ -90,15 +89,7 @@ class RunFolder:
         """
         handle = os.open(self.path, os.O_RDONLY)
         try:
-            for _ in range(LOCK_SECONDS * 4):
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(0.25)
-                except OSError:  # a file system without locks
-                    break
-            else:
+            if not take_lock(handle, LOCK_SECONDS):
                 raise UserError(f"run: another process is running in {str(self.path)!r}; choose another run=NAME")
             yield
         finally:

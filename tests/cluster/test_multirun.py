@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -15,10 +16,12 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
+from omegaconf import OmegaConf
 
 from lightning_tas.commands import multirun
 from lightning_tas.commands.entry import main
 from lightning_tas.errors import UserError
+from lightning_tas.launch.files import take_lock
 
 from .launched import fit
 
@@ -176,6 +179,81 @@ def test_the_launcher_is_the_one_asked_for(jobs: Path, monkeypatch: pytest.Monke
     assert main("fit", arguments) == 0
     assert ProbeLauncher.seen == {"n_jobs": 5, "jobs": [["job=0"], ["job=1"]]}
     assert [line.split()[-1] for line in jobs.read_text().splitlines()] == ["run=s-01", "run=s-00"]
+
+
+SWEEP = """
+import sys
+from omegaconf import OmegaConf
+from lightning_tas.commands import multirun
+multirun.work(OmegaConf.create({"folder": sys.argv[1], "job": 0}))
+"""
+JOB = """
+import signal, sys, time
+from lightning_tas.launch.early import hold_save_signal
+from lightning_tas.launch.follow import follow_sweep
+def note(word):
+    with open(sys.argv[1], "a") as log:
+        log.write(word + "\\n")
+def stop(*_):
+    note("saved")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+hold_save_signal()
+signal.signal(signal.SIGUSR1, lambda *_: note("asked"))
+follow_sweep()
+note("began")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_killed_sweep_takes_its_job_along_and_sigusr1_reaches_it(processes: Any, tmp_path: Path) -> None:
+    log, place = tmp_path / "log", tmp_path / "sweep"
+    place.mkdir()
+    log.touch()
+    (place / "jobs.json").write_text(
+        json.dumps({"cwd": str(tmp_path), "commands": [[sys.executable, "-c", JOB, str(log)]]})
+    )
+
+    def wait(words: list[str]) -> None:
+        end = time.monotonic() + 60
+        while log.read_text().split() != words:
+            assert time.monotonic() < end, f"{log.read_text()}\n{sweep.report()}"
+            time.sleep(0.05)
+
+    sweep = processes.command("python", "-c", SWEEP, place)
+    wait(["began"])
+    sweep.send(signal.SIGUSR1)
+    wait(["began", "asked"])
+    assert sweep.status is None and len(sweep.descendants()) == 1
+    held = os.open(place / "job-0.lock", os.O_RDWR)
+    assert not take_lock(held, 0), "nobody starts this job a second time"
+    sweep.send(signal.SIGKILL)
+    wait(["began", "asked", "saved"])
+    assert take_lock(held, 20) and sweep.descendants() == []
+    os.close(held)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_resumed_sweep_waits_for_the_job_of_a_killed_one(
+    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PATIENCE_SECONDS", "MARGIN_SECONDS"):
+        monkeypatch.setattr(multirun, name, 5.0 if ends else 0.1)
+    (tmp_path / "jobs.json").write_text(json.dumps({"cwd": str(tmp_path), "commands": [["touch", "begun"]]}))
+    lock = os.open(tmp_path / "job-0.lock", os.O_RDWR | os.O_CREAT)
+    assert take_lock(lock, 0)
+    config = OmegaConf.create({"folder": str(tmp_path), "job": 0})
+    monkeypatch.setattr("lightning_tas.launch.files.time.sleep", lambda _: os.close(lock) if ends else None)
+    if ends:
+        assert multirun.work(config) == 0
+    else:
+        with pytest.raises(SystemExit):
+            multirun.work(config)
+        os.close(lock)
+    said = capsys.readouterr().out
+    assert said.count("is still stopping; waiting") == 1 and ("is still running" in said) == (not ends)
+    assert (tmp_path / "begun").exists() == ends
 
 
 @pytest.mark.slow
