@@ -21,6 +21,7 @@ from lightning_tas.launch import group
 from lightning_tas.launch.checkpoints import go_back_to, named_checkpoint, phase_index
 from lightning_tas.launch.compare import compare, flat
 from lightning_tas.launch.files import remove_temporaries, write_json, write_text
+from lightning_tas.launch.meeting import plain
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.signals import outside_fit
 from lightning_tas.launch.study import FINISHED, Study, phase_labels, read_study
@@ -162,8 +163,7 @@ def _told(error: BaseException, folder: RunFolder, command: str) -> BaseExceptio
     if isinstance(error, SIGTERMException):
         return Stopped(f"stopped by a signal; {after}", group.TERMINATED)
     if group.is_lost(error):
-        reason = " ".join(str(error).split())
-        return Stopped(f"lost another process of this run ({reason}); {after}", 1)
+        return Stopped(f"lost another process of this run ({plain(error)}); {after}", 1)
     return error
 
 

@@ -17,13 +17,13 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import environment
+from lightning_tas.launch.meeting import ADVICE, meeting_place, plain
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -144,8 +144,7 @@ class Line:
                 release_children()
                 raise failure.error()
         except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise Stopped(f"lost the process or the node that started first ({reason})", 1) from None
+            raise Stopped(f"lost the process or the node that started first ({plain(error)})", 1) from None
         if not in_time:
             raise Stopped(f"another process of this run did not answer for {AGREE_SECONDS:.0f} s", 1)
 
@@ -205,22 +204,14 @@ def meet() -> None:
     host, port = environment.address()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
     from torch.distributed import PrefixStore
-    from torch.distributed import rendezvous as meeting  # type: ignore[attr-defined]  # not in its __all__
 
-    advice = "start the same command on every node, by torchrun or srun"
-    try:
-        store, _, _ = next(meeting("env://", mine, count, timeout=timedelta(seconds=JOIN_SECONDS)))
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"launch: process {mine} of {count} could not meet the others at {host}:{port} within "
-            f"{JOIN_SECONDS:.0f} s ({reason}); {advice}"
-        ) from None
-    line = Line(PrefixStore(_PREFIX, store), mine, count)
-    line.store.add("present", 1)
-    if not _poll(lambda: line.store.add("present", 0) >= count, JOIN_SECONDS):
-        present = line.store.add("present", 0)
-        raise UserError(f"launch: {present} of {count} processes came within {JOIN_SECONDS:.0f} s; {advice}")
+    store = meeting_place(mine, count, host, port, JOIN_SECONDS)
+    with _lost():
+        line = Line(PrefixStore(_PREFIX, store), mine, count)
+        line.store.add("present", 1)
+        if not _poll(lambda: line.store.add("present", 0) >= count, JOIN_SECONDS):
+            present = line.store.add("present", 0)
+            raise UserError(f"launch: {present} of {count} processes came within {JOIN_SECONDS:.0f} s; {ADVICE}")
     _line = line
     _tell_lightning(mine)
 
@@ -246,7 +237,17 @@ def join(accelerator: str = "auto") -> None:
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         backend = "nccl"
         torch.cuda.set_device(environment.local_rank() % torch.cuda.device_count())
-    torch.distributed.init_process_group(backend, store=_line.store, rank=_line.rank, world_size=_line.size)
+    with _lost():
+        torch.distributed.init_process_group(backend, store=_line.store, rank=_line.rank, world_size=_line.size)
+
+
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    """Inside, another process may die: that is no error of this one."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Stopped(f"lost another process of this run ({plain(error)})", 1) from None
 
 
 def leave() -> None:
