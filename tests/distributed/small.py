@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_tas import spaces
 from lightning_tas.architecture import Architecture
 from lightning_tas.launch.strategies import build_strategy, gathered, unused_semantics, zero_stage
-from lightning_tas.samplers import SamplerConfig, build_sampler
+from lightning_tas.samplers import SamplerConfig, Source, build_sampler
 from lightning_tas.supernets import ElasticViT, supernet
 from lightning_tas.training.config import TrainConfig
 from lightning_tas.training.retrain import RetrainModule
@@ -70,8 +70,11 @@ def make_module(
     recipe = TrainConfig(**{**plain, **train})
     module: SupernetModule | RetrainModule
     if isinstance(net, ElasticViT):
-        built = build_sampler(SamplerConfig(sampler, middle=1), space(), candidates(), seed=3)
-        module = SupernetModule(net, built, recipe, GLOBAL_BATCH)
+        source = "space" if sampler == "uniform" else "candidates"
+        built = build_sampler(SamplerConfig(sampler, source, middle=1), space(), candidates(), seed=3)
+        ends = Source.of(space(), built.archs or None).ends()
+        report = dict(zip(("largest", "smallest"), ends, strict=True))
+        module = SupernetModule(net, built, recipe, GLOBAL_BATCH, report=report)
     else:
         module = RetrainModule(net, recipe, GLOBAL_BATCH)
     module.unused = unused_semantics(recipe, strategy)
