@@ -206,7 +206,8 @@ class TASDataModule(pl.LightningDataModule):
             raise UserError(
                 f"resume: the checkpoint was trained on {len(state_dict['class_names'])} classes of "
                 f"data.name={state_dict['name']} ({', '.join(state_dict['class_names'][:3])}, ...); now data.name="
-                f"{self.config.name} has {len(self.class_names)} ({', '.join(self.class_names[:3])}, ...)"
+                f"{self.config.name} has {len(self.class_names)} ({', '.join(self.class_names[:3])}, ...); "
+                "data.class_names=ignore takes classes by their numbers"
             )
 
     def _check_classes(self, data: ImageData) -> None:
