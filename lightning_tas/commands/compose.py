@@ -213,6 +213,11 @@ def _of_its_run(recipe: recipes.Recipe, command: str, given: Mapping[str, Any]) 
     return recipe
 
 
+def settings_of_run(run: Path) -> Mapping[str, Any]:
+    """What a command with `ckpt=RUN` begins with; empty where the run has no config.yaml."""
+    return _base("evaluate", {"ckpt": str(run)}).values if (run / "config.yaml").is_file() else {}
+
+
 def _repeated(path: Path, key: str) -> recipes.Recipe:
     path = path / "config.yaml" if path.is_dir() else path
     if not path.is_file():
