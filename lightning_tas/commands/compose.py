@@ -38,7 +38,7 @@ VERBATIM = ("recipe", "config", "run", "output_dir", "resume", *_PATHS)
 VERBATIM_OR_MAPPING = ("arch", "space")
 # What config=RUN/config.yaml does not repeat: which run it was, and how it was started.
 NOT_REPEATED = ("config", "run", "resume", "plan", "trust")
-NOT_OF_CKPT = ("arch", "ckpt", "source", "output_dir")
+NOT_OF_CKPT = ("arch", "ckpt", "source", "weights", "output_dir")
 # What a command looks for in a run; evaluate and export take what was trained last.
 WANTED = {"search": "supernet", "score": "supernet"}
 _CHOICES = ("recipe", "config")
