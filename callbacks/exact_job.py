@@ -19,8 +19,8 @@ from lightning_tas.callbacks.search_record import Found
 from lightning_tas.costs import CostOptions, cost_options
 from lightning_tas.limits import Region
 from lightning_tas.proxies.inherited import build_tables
+from lightning_tas.proxies.options import components
 from lightning_tas.proxies.score import Score
-from lightning_tas.proxies.setting import components
 from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.exact import COSTS, additive_proxy, search_tables
 from lightning_tas.search.exact import Found as Network

@@ -38,11 +38,11 @@ from lightning_tas.launch.files import make_folder
 from lightning_tas.launch.strategies import gathered
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.proxies import score_many
-from lightning_tas.proxies.initialise import INHERITED
+from lightning_tas.proxies.config import INHERITED
+from lightning_tas.proxies.options import components
 from lightning_tas.proxies.registry import chosen, proxy
 from lightning_tas.proxies.score import INVALID
 from lightning_tas.proxies.scorer import check_arch, whole_number
-from lightning_tas.proxies.setting import components
 from lightning_tas.randomness import derive
 
 

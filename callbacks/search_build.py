@@ -22,8 +22,8 @@ from lightning_tas.launch.compare import digest
 from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.provenance import state_hash
 from lightning_tas.limits import Limits, Region
+from lightning_tas.proxies.options import components
 from lightning_tas.proxies.registry import chosen
-from lightning_tas.proxies.setting import components
 from lightning_tas.proxies.shards import share_of
 from lightning_tas.search.config import LimitsConfig, SearchConfig
 from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective

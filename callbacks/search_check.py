@@ -7,12 +7,10 @@ from typing import Any
 
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.limits import Limits
-from lightning_tas.proxies.inherited import COSTS, LOOKUPS
-from lightning_tas.proxies.initialise import check_method
-from lightning_tas.proxies.registry import chosen, proxy
-from lightning_tas.proxies.setting import components
+from lightning_tas.proxies.config import check_method
+from lightning_tas.proxies.options import COSTS, TABLES, check_additive, components
+from lightning_tas.proxies.registry import chosen, named
 from lightning_tas.search.config import AT_LEAST, CHOICES, LimitsConfig, SearchConfig
-from lightning_tas.search.exact import additive_proxy
 from lightning_tas.search.objective import ACCURACY, OTHERS, TRAINED, Objective
 from lightning_tas.search.settings import read_settings
 from lightning_tas.search.strategy import settings_of, strategies, strategy_class
@@ -102,8 +100,8 @@ def check_sources(search: SearchConfig, held_out: bool, images: bool, trains: bo
 def _check_exact(search: SearchConfig, options: Mapping[str, Any]) -> None:
     try:
         if search.score in OTHERS:
-            raise UserError(f": {search.score!r} is no sum over blocks; exact search takes {', '.join(LOOKUPS)}")
-        additive_proxy(search.score)
+            raise UserError(f": {search.score!r} is no sum over blocks; exact search takes {', '.join(TABLES)}")
+        check_additive(search.score)
     except UserError as error:
         raise UserError(f"search.score: {str(error).partition(': ')[2]}") from None
     if search.mode != "inherited":
@@ -122,11 +120,11 @@ def _check_tables(search: SearchConfig) -> None:
     """With one gradient for all networks only proxies that become tables can judge."""
     if search.mode != "inherited":
         return
-    valid = [*COSTS, *LOOKUPS]
+    valid = [*COSTS, *TABLES]
     for name, key in _judging(search).items():
         if name in OTHERS:
             continue
-        one = proxy(name)
+        one = named(name)
         lacking = ", ".join(part.name for part in one.parts if part.name not in valid)
         if lacking:
             raise UserError(
@@ -170,6 +168,6 @@ def _check_proxy_options(search: SearchConfig) -> None:
     if search.proxy_options and not names:
         raise UserError("search.proxy_options: no proxy judges here; valid: null")
     try:
-        components(chosen(names) if names else [], search.proxy_options or {})
+        components(chosen(names, named) if names else [], search.proxy_options or {})
     except UserError as error:
         raise UserError(f"search.proxy_options: {str(error).removeprefix('options: ')}") from None

@@ -8,7 +8,10 @@ released configurations (its table of PiTs lists other sizes); PiT (https://arxi
 
 from __future__ import annotations
 
+import os
+
 from lightning_tas.architecture import Architecture, Block, Stage
+from lightning_tas.errors import UserError, nearest, neighbour
 
 _HEADS_AND_RATIOS: dict[str, tuple[int, list[int], list[float]]] = {
     "autoformer_t": (192, [3] * 10 + [4, 3, 3], [3.5, 3.5, 3, 3.5, 3, 3, 4, 4, 3.5, 4, 3.5, 4, 3.5]),
@@ -94,3 +97,15 @@ SPACES: dict[str, str] = {
     name: {"t": "autoformer_tiny", "s": "autoformer_small", "b": "autoformer_base"}[name.rpartition("_")[2][0]]
     for name in _HEADS_AND_RATIOS
 } | {name: name.removeprefix("tf_tas_") for name in _PITS}
+
+
+def check_name(given: str) -> None:
+    """`UserError` where ``arch=given`` names neither a published network, nor a file or folder, `@LABEL` or not."""
+    path = given.rpartition("@")[0] if "@" in given else given
+    if path in PUBLISHED or os.path.exists(path):
+        return
+    match = neighbour(path) if os.sep in path else nearest(path, PUBLISHED)
+    raise UserError(
+        f"arch: {given!r} is neither a file, a run folder, nor a published architecture; "
+        f"valid names: {', '.join(PUBLISHED)}" + (f". Did you mean {match!r}?" if match else "")
+    )

@@ -7,12 +7,16 @@ families that the package itself realises; spaces, costs and networks read it fr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import UserError
+from lightning_tas.errors import UserError, unknown
+
+ENTRY_POINTS = "lightning_tas.families"
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,11 @@ def widths(arch: Architecture) -> tuple[int, ...]:
         else:
             raise UserError(f"a {arch.family} architecture has neither embed_dim nor base_dim and num_heads per stage")
     return tuple(found)
+
+
+def check_family(name: str) -> None:
+    """`UserError` for a family of a space that no class realises, without importing the classes: they need torch."""
+    registry = sys.modules.get("lightning_tas.supernets.registry")  # knows what a program has registered
+    known = {*RULES, *(registry._FAMILIES if registry is not None else ())}
+    if name not in known and not entry_points(group=ENTRY_POINTS):
+        raise unknown("space.family", name, sorted(known))

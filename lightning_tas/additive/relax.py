@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import linprog
 
 from lightning_tas.additive.labels import OPEN, by_source
 from lightning_tas.additive.plan import Indices, IntArray, Plan
@@ -77,6 +76,8 @@ def relax(plan: Plan, low: IntArray, high: IntArray, sweeps: int = SWEEPS) -> Re
 
     Where nothing is within the bounds, its bound falls without end: below every score there is.
     """
+    from scipy.optimize import linprog  # not before it is needed: checks of a command line import this module
+
     sides = [(i, 1.0, float(b)) for i, b in enumerate(high) if b < OPEN]
     sides += [(i, -1.0, float(b)) for i, b in enumerate(low) if b > -OPEN]
     count = len(low)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -14,20 +13,21 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.search_record import BEST, RECORD, read_found
-from lightning_tas.catalogue import PUBLISHED
+from lightning_tas.catalogue import PUBLISHED, check_name
 from lightning_tas.class_names import OtherClasses, reordered
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
+from lightning_tas.commands.names import space as space
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import UserError, as_key, nearest, neighbour
-from lightning_tas.launch.results import YAML, find_checkpoint, pick, read_architectures
+from lightning_tas.errors import UserError, as_key
+from lightning_tas.launch.results import find_checkpoint, pick, read_architectures
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.strategies import unused_semantics
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.trainer import world_size
 from lightning_tas.randomness import derive
 from lightning_tas.search import Selection, cut_space
-from lightning_tas.spaces import SearchSpace, resolve_space
+from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticNetwork
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
@@ -42,17 +42,6 @@ def data(config: Config, known: TASDataModule | None = None) -> TASDataModule:
     if known is not None and known.config == config.data:
         return known
     return TASDataModule(config.data, seed=config.seed)
-
-
-def space(config: Config) -> SearchSpace:
-    """The search space of the recipe."""
-    if config.space is None:
-        raise UserError("space: the recipe names no search space; give space=NAME or space=FILE.yaml")
-    try:
-        return resolve_space(config.space)
-    except UserError as error:
-        # The reader speaks of what is inside (embed_dim, depth, ...): say where that was given.
-        raise UserError(str(error) if str(error).startswith("space") else f"space: {error}") from None
 
 
 def training_space(config: Config, selection: Selection | None) -> SearchSpace:
@@ -177,12 +166,7 @@ def architecture(given: Any) -> tuple[str, Architecture]:
     path, _, label = given.rpartition("@") if "@" in given else (given, "", "")
     if path in PUBLISHED:
         return path, PUBLISHED[path]
-    if not os.path.exists(path):
-        match = neighbour(path) if os.sep in path else nearest(path, PUBLISHED)
-        raise UserError(
-            f"arch: {given!r} is neither a file, a run folder, nor a published architecture; "
-            f"valid names: {', '.join(PUBLISHED)}" + (f". Did you mean {match!r}?" if match else "")
-        )
+    check_name(given)
     archs = read_architectures(path)
     return pick(archs, label) if label else best_of(Path(path), archs)
 
@@ -209,7 +193,7 @@ def measured_top1(path: Path) -> dict[str, float]:
     from lightning_tas.launch.files import read_json
 
     path = path / "result.json" if path.is_dir() else path
-    if not path.exists() or path.suffix in YAML:  # we write none
+    if not path.exists():
         return {}
     record = read_json(path, key="arch")
     entries = record.get("architectures", []) if isinstance(record, dict) else []

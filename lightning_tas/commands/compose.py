@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_tas import plugins
-from lightning_tas.commands import per_phase, recipes, retraining, schema, score_keys, search_keys, smoke
+from lightning_tas.commands import names, per_phase, recipes, retraining, schema, score_keys, search_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
 from lightning_tas.errors import UserError, absent, check_path
@@ -38,7 +38,7 @@ VERBATIM = ("recipe", "config", "run", "output_dir", "resume", *_PATHS)
 VERBATIM_OR_MAPPING = ("arch", "space")
 # What config=RUN/config.yaml does not repeat: which run it was, and how it was started.
 NOT_REPEATED = ("config", "run", "resume", "plan", "trust")
-NOT_OF_CKPT = ("arch", "ckpt", "source", "weights", "output_dir")
+NOT_OF_CKPT = ("arch", "ckpt", "source", "output_dir")
 # What a command looks for in a run; evaluate and export take what was trained last.
 WANTED = {"search": "supernet", "score": "supernet"}
 _CHOICES = ("recipe", "config")
@@ -88,9 +88,7 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     validate(config)
     remarks = list(_remarks(command, settings, config, own))
     if remarks and config.space is not None and any(key.partition(".")[0] == "space" for key in settings):
-        from lightning_tas.commands import build
-
-        build.space(config)  # a space that is none is told alone, without what it entails
+        names.space(config)  # a space that is none is told alone, without what it entails
     if environment.rank() == 0:
         for text in remarks:
             warnings.warn(text, stacklevel=2)
@@ -211,11 +209,6 @@ def _of_its_run(recipe: recipes.Recipe, command: str, given: Mapping[str, Any]) 
         if run is not None:
             return retraining.with_data_of(recipe, _repeated(run, "arch"))
     return recipe
-
-
-def settings_of_run(run: Path) -> Mapping[str, Any]:
-    """What a command with `ckpt=RUN` begins with; empty where the run has no config.yaml."""
-    return _base("evaluate", {"ckpt": str(run)}).values if (run / "config.yaml").is_file() else {}
 
 
 def _repeated(path: Path, key: str) -> recipes.Recipe:

@@ -64,9 +64,11 @@ def _run(command: str, arguments: Sequence[str]) -> None:
 
         multirun.run([argument for argument in arguments if argument not in SWEEP])
         return
+    from lightning_tas.commands import names
     from lightning_tas.commands.compose import config_from
 
     config = config_from(command, arguments)
+    names.check(command, config)
     run = importlib.import_module(f"lightning_tas.commands.{command}").run
     if not config.trainer.deterministic:
         run(config)

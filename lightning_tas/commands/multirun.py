@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_tas.analysis.tables import text_table
-from lightning_tas.commands import compose, schema
+from lightning_tas.commands import compose, names, schema
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.errors import Stopped, UserError
@@ -113,6 +113,7 @@ def _checked(arguments: Sequence[str]) -> tuple[str, list[Config], list[tuple[tu
         swept = " ".join(value for value, found in zip(values, choices, strict=True) if len(found) > 1)
         try:
             configs.append(compose.config_from("fit", [*overrides, f"run={name}-{number:02d}"]))
+            names.check("fit", configs[-1])
             if configs[-1].resume not in (None, "auto"):
                 raise UserError(f"resume: {configs[-1].resume!r} is one run; valid for a sweep: resume=auto run=NAME")
         except UserError as error:

@@ -190,13 +190,9 @@ def check(config: Config) -> None:
         check_settings(settings.checkpoint)
         if per_phase.kind(label) == "supernet":
             samplers.find(settings.sampler.name)
-    searching.check(per_phase.of_kind(config, "search", "supernet"))
+    searching.tell_ignored(per_phase.of_kind(config, "search", "supernet"))
     if config.scoring.proxies and "supernet" not in config.phases:
         rank_zero_warn(f"scoring is ignored: it goes with the phase 'supernet', and phases is {config.phases}")
-    if "measure" in config.phases and "supernet" not in config.phases and config.ckpt is None:
-        raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
-    if "retrain" in config.phases and config.arch is None and not {"measure", "search"} & set(config.phases):
-        raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
     if "retrain" in config.phases and config.arch is not None:
         build.architecture(config.arch)  # read when its turn comes, perhaps days later
 

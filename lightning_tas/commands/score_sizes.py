@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.config import BenchConfig
+from lightning_tas.proxies.options import components
 from lightning_tas.proxies.registry import proxy
-from lightning_tas.proxies.setting import components
 
 
 class Size(NamedTuple):

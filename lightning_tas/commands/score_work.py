@@ -25,7 +25,7 @@ from lightning_tas.families import RULES
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.compare import digest
 from lightning_tas.launch.files import read_json, write_json
-from lightning_tas.proxies.initialise import INHERITED, check_method
+from lightning_tas.proxies.config import INHERITED, check_method
 from lightning_tas.proxies.many import score_many
 from lightning_tas.proxies.registry import chosen
 from lightning_tas.proxies.table import Scores

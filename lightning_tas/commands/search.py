@@ -11,23 +11,9 @@ from __future__ import annotations
 
 from lightning_tas.commands import fit
 from lightning_tas.commands.config import Config
-from lightning_tas.errors import UserError
 
 
 def run(config: Config) -> None:
     """Run the phase `search`, or print its plan."""
-    prepare(config)
+    config.phases = ["search"]
     fit.run(config, "search")
-
-
-def prepare(config: Config) -> None:
-    """Make a recipe's configuration that of its search alone. `UserError` where it names no strategy."""
-    if config.search.strategy is None:
-        from lightning_tas.callbacks.search_check import strategy_names
-
-        raise UserError(
-            f"search.strategy: recipe {config.recipe!r} names none; give search.strategy=NAME; "
-            f"valid: {', '.join(strategy_names())}"
-        )
-    own = (config.per_phase or {}).get("search")
-    config.phases, config.per_phase = ["search"], {"search": own} if own else None

@@ -13,7 +13,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks import search_record
 from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region, check_space
-from lightning_tas.callbacks.search_check import judges, strategy_names
+from lightning_tas.callbacks.search_check import judges
 from lightning_tas.callbacks.search_record import Found, generations_table, networks_table
 from lightning_tas.callbacks.searches import SearchCallback
 from lightning_tas.commands import build, trained
@@ -37,29 +37,14 @@ def inside_fit(config: Config) -> bool:
     return config.search.strategy is not None and "supernet" in config.phases and "search" not in config.phases
 
 
-def check(config: Config) -> None:
-    """Refuse a search that cannot work, before anything is read or written."""
+def tell_ignored(config: Config) -> None:
+    """Warn of a search, or of limits, that change nothing."""
     asked, phases = config.search.strategy is not None, config.phases
-    if "search" in phases and not asked:
-        valid = ", ".join(strategy_names())
-        raise UserError(f"search.strategy: the phase 'search' needs one; give search.strategy=NAME; valid: {valid}")
     if not asked:
         if config.limits.stated:
             rank_zero_warn("limits are ignored: they are of a search, and search.strategy names none")
-        return
-    if "search" not in phases and "supernet" not in phases:
+    elif "search" not in phases and "supernet" not in phases:
         rank_zero_warn(f"search is ignored: it goes with the phases 'search' or 'supernet', and phases is {phases}")
-        return
-    judging = judges(config.search)
-    if ACCURACY in judging and "supernet" not in phases and config.ckpt is None:
-        raise UserError(
-            "search.score: 'accuracy' is of trained weights: give ckpt=RUN, or add the phase 'supernet'; without "
-            "training use a proxy, as search.score=dss_pp"
-        )
-    if TRAINED in judging and inside_fit(config):
-        raise UserError("search.score: 'trained' trains networks of its own: use the phase 'search'")
-    if {ACCURACY, TRAINED} & set(judging) and config.data.search_val == 0:
-        raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
 
 
 def sees_images(config: Config) -> bool:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_tas.commands import per_phase
+from lightning_tas.commands import names, per_phase
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.per_phase import PHASES, REPEATABLE
 from lightning_tas.commands.schema import all_keys
@@ -236,18 +236,7 @@ def _select(config: Config) -> None:
 def _scoring(config: Config) -> None:
     if not config.scoring.proxies:
         return
-    from lightning_tas.proxies.registry import chosen
-    from lightning_tas.proxies.setting import components
-
-    try:
-        asked = chosen(config.scoring.proxies)
-    except UserError as error:
-        told = str(error).removeprefix("proxy: ").removeprefix("proxies: ")
-        raise UserError(f"scoring.proxies: {told}") from None
-    try:
-        components(asked, {} if config.scoring.options is None else config.scoring.options)
-    except UserError as error:
-        raise UserError(f"scoring.options: {str(error).removeprefix('options: ')}") from None
+    names.proxies("scoring", config.scoring.proxies, config.scoring.options)
     if config.trainer.limit_val_batches is not None and config.trainer.limit_val_batches == 0:
         raise UserError(
             "scoring.proxies: accuracies are measured on the validation data, of which trainer.limit_val_batches: 0 "

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any
 
 from lightning_tas.class_names import POLICIES
@@ -21,6 +23,8 @@ OF_A_NODE = ("num_workers", "pin_memory", "cache_dir")  # how images get here, n
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "random")
 TIMM_PREFIXES = ("torch/", "hfds/", "wds/", "tfds/", "hfids/")
 """Names that begin so are of timm's factory."""
+ENTRY_POINTS = "lightning_tas.datasets"
+BUILT_IN = ("cifar10", "cifar100", "digits", "fashion_mnist", "flowers102", "folder", "imagenet", "synthetic")
 ERASE_MODES = ("pixel", "rand", "const")
 _AUTO_AUGMENT_NAMES = ("rand", "augmix", "original", "originalr", "v0", "v0r", "3a")
 _AUTO_AUGMENT_WORDS = re.compile(r"(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+[0-9.,]*)*")
@@ -80,8 +84,7 @@ def size_pair(value: Any, key: str = "data.img_size") -> tuple[int, int]:
 
 def check(config: DataConfig) -> None:
     """Raise UserError for settings that no data set can satisfy."""
-    if ":" in config.name and not config.name.startswith(TIMM_PREFIXES):
-        check_asked("data.name", config.name)
+    _check_name(config.name)
     for key, least in _LEAST.items():
         value = getattr(config, key)
         if value is not None and (isinstance(value, bool) or value < least or value != int(value)):
@@ -117,6 +120,28 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "remode": ERASE_MODES,
     "resize": ("shorter", "squash"),
 }
+
+
+def _check_name(name: str) -> None:
+    """Refuse a data set that there is not, without importing those that there are: they need torch."""
+    if name.startswith(TIMM_PREFIXES):
+        return
+    if ":" in name:
+        check_asked("data.name", name)  # imported where it is loaded
+        return
+    registry = sys.modules.get("lightning_tas.data.registry")  # knows what a program has registered
+    own = {point.name for point in entry_points(group=ENTRY_POINTS)}
+    known = sorted({*BUILT_IN, *own} if registry is None else registry.names())
+    if name not in known:
+        raise unknown_name(name, known)
+
+
+def unknown_name(name: str, known: Iterable[str]) -> UserError:
+    """The error for a data set that is not among the `known` ones (raise what this returns)."""
+    listed = [one for one in known if one not in TIMM_PREFIXES]
+    return unknown("data.name", name, [*listed, "torch/...", "hfds/...", "wds/...", "package.module:function"])
+
+
 _LEAST = {
     "batch_size": 1,
     "eval_batch_size": 1,

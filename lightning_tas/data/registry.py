@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lightning_tas.data.config import TIMM_PREFIXES, DataConfig
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.data.config import ENTRY_POINTS as GROUP
+from lightning_tas.data.config import TIMM_PREFIXES, DataConfig, unknown_name
+from lightning_tas.errors import UserError
 from lightning_tas.plugins import resolve
 
-GROUP = "lightning_tas.datasets"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -146,8 +146,7 @@ def find(name: str) -> Entry:
             return _ENTRIES[prefix]
     if ":" in name:
         return _ENTRIES[resolve("data.name", name, _loads, "lightning_tas.data.register")]
-    valid = [n for n in names() if n not in TIMM_PREFIXES]
-    raise unknown("data.name", name, [*valid, "torch/...", "hfds/...", "wds/...", "package.module:function"])
+    raise unknown_name(name, names())
 
 
 def _loads() -> dict[str, Load]:

@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_tas.errors import unknown
+
+DEFAULT, INHERITED = "default", "inherited"
+DRAWN = (
+    *("normal", "trunc_normal", "uniform"),
+    *(f"{rule}_{law}" for rule in ("xavier", "kaiming") for law in ("normal", "uniform")),
+)
+"""Rules by which weights can be drawn, see `proxies.initialise`."""
+
 
 @dataclass
 class BenchConfig:
@@ -36,3 +45,10 @@ class ScoringConfig:
     batch_size: int = 16
     eval_batches: int | None = None  # of the validation data, for the inherited accuracy; None: all
     options: Any = None  # of single proxies, as {dss: {mode: released}}
+
+
+def check_method(method: str, inherited: bool = False) -> None:
+    """`UserError` for an unknown way of drawing weights; `inherited`: where there is a network to take them of."""
+    valid = [*([INHERITED] if inherited else []), DEFAULT, *DRAWN]
+    if method not in valid:
+        raise unknown("init", method, valid)

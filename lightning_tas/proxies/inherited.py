@@ -27,6 +27,7 @@ from lightning_tas.proxies.block_sums import BlockSums
 from lightning_tas.proxies.cuts import Cuts, Total, widest
 from lightning_tas.proxies.dss import Choice
 from lightning_tas.proxies.nuclear import nuclear_norms
+from lightning_tas.proxies.options import COSTS, Options
 from lightning_tas.proxies.passes import Pass
 from lightning_tas.proxies.probe import Probe, quiet
 from lightning_tas.proxies.registry import Proxy
@@ -37,7 +38,6 @@ from lightning_tas.proxies.snip_norm import LOSSES, NORMS
 from lightning_tas.proxies.synflow import ones_pass
 from lightning_tas.proxies.table import Column, Scores
 
-Options = Mapping[str, Mapping[str, Any]]
 Codes = npt.NDArray[np.integer[Any]]
 Tables = Mapping[str, Total]
 """Of one proxy: what is summed under "value" and under the names of its extras."""
@@ -171,7 +171,6 @@ LOOKUPS: dict[str, Callable[..., Lookup]] = {
     "dss": _dss,
     "snip_norm": _snip_norm,
 }
-COSTS = ("params", "macs")
 
 
 # --- the tables of a supernet -----------------------------------------------------------------------------------------

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
-from lightning_tas.errors import unknown
+from lightning_tas.proxies.config import DEFAULT, check_method
 from lightning_tas.proxies.roles import NORM, find_layers
 from lightning_tas.randomness import derive
 from lightning_tas.supernets import network
 
-DEFAULT, INHERITED = "default", "inherited"
 METHODS: dict[str, Callable[[Tensor], Any]] = {
     "normal": nn.init.normal_,
     "trunc_normal": partial(nn.init.trunc_normal_, std=0.02),
@@ -58,13 +57,6 @@ def _plain_tensors() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
-
-
-def check_method(method: str, inherited: bool = False) -> None:
-    """`UserError` for an unknown method; `inherited` weights are a choice where there is a network to take them of."""
-    valid = [*([INHERITED] if inherited else []), DEFAULT, *METHODS]
-    if method not in valid:
-        raise unknown("init", method, valid)
 
 
 def fresh(arch: Architecture, seed: int, method: str, build: Mapping[str, Any]) -> nn.Module:

@@ -31,6 +31,8 @@ from lightning_tas.plugins import resolve
 if TYPE_CHECKING:
     from lightning_tas.proxies.probe import Measured, Probe
 
+ENTRY_POINTS = "lightning_tas.proxies"
+
 FloatArray = npt.NDArray[np.float64]
 Factory = Callable[..., "Callable[[], Measured]"]
 Combine = Callable[[Mapping[str, FloatArray]], FloatArray]
@@ -283,7 +285,7 @@ def _annotations(made: Callable[..., Any]) -> dict[str, Any]:
 def _load() -> None:
     for module in _MODULES:
         importlib.import_module(f"lightning_tas.proxies.{module}")
-    for point in entry_points(group="lightning_tas.proxies"):
+    for point in entry_points(group=ENTRY_POINTS):
         point.load()
 
 
@@ -322,14 +324,38 @@ def proxy(name: str) -> Proxy:
     return known[name]
 
 
-def chosen(names: str | Sequence[str]) -> list[Proxy]:
-    """The proxies that `names` means: "all", one name, or several; each once, in the order given."""
+def known_names() -> list[str]:
+    """Names of all proxies, as far as they are known without importing torch."""
+    from lightning_tas.proxies.options import OUTLINES
+
+    return list(dict.fromkeys([*OUTLINES, *_PROXIES]))
+
+
+def named(name: str) -> Proxy:
+    """`proxy(name)` as far as names and options go: built-in ones without formulas, which need torch."""
+    from lightning_tas.proxies.options import OUTLINES
+
+    if not isinstance(name, str):
+        raise unknown("proxy", name, known_names())
+    for known in (_PROXIES, OUTLINES):
+        if name in known:
+            return known[name]
+    if ":" in name or entry_points(group=ENTRY_POINTS):
+        return proxy(name)
+    raise unknown("proxy", name, known_names())
+
+
+def chosen(names: str | Sequence[str], find: Callable[[str], Proxy] = proxy) -> list[Proxy]:
+    """The proxies that `names` means: "all", one name, or several; each once, in the order given.
+
+    find: `proxy`, or `named` where formulas are not needed.
+    """
     if isinstance(names, str) and names == "all":
-        return list(proxies().values())
-    valid = f"valid: all, a name (an own one as MODULE:NAME), or a list of names: {', '.join(proxies())}"
+        return [find(name) for name in (proxies() if find is proxy else known_names())]
+    valid = f"valid: all, a name (an own one as MODULE:NAME), or a list of names: {', '.join(known_names())}"
     if not isinstance(names, Iterable) or isinstance(names, Mapping):
         raise UserError(f"proxies: {names!r} is not valid; {valid}")
-    listed = [proxy(name) for name in ([names] if isinstance(names, str) else names)]
+    listed = [find(name) for name in ([names] if isinstance(names, str) else names)]
     if not listed:
         raise UserError(f"proxies: none are named; {valid}")
     return list({one.name: one for one in listed}.values())

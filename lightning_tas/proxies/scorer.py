@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
-from lightning_tas.proxies.initialise import DEFAULT, INHERITED, check_method, fresh, redraw
+from lightning_tas.proxies.config import DEFAULT, INHERITED, check_method
+from lightning_tas.proxies.initialise import fresh, redraw
+from lightning_tas.proxies.options import Options
 from lightning_tas.proxies.probe import Measured, Notes, Probe, bare, gaussian_batch, private_copy, quiet, settled
 from lightning_tas.proxies.registry import Proxy, proxy
 from lightning_tas.proxies.score import Score
-
-Options = Mapping[str, Mapping[str, Any]]
 
 
 def score_one(

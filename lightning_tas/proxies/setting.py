@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
+from lightning_tas.proxies.config import DEFAULT, INHERITED, check_method
 from lightning_tas.proxies.inherited import InheritedTables, build_tables
-from lightning_tas.proxies.initialise import DEFAULT, INHERITED, check_method
+from lightning_tas.proxies.options import Options, components
 from lightning_tas.proxies.probe import Probe, bare
 from lightning_tas.proxies.registry import Proxy, chosen
-from lightning_tas.proxies.scorer import Options, check_arguments, labelled, make_probe
+from lightning_tas.proxies.scorer import check_arguments, labelled, make_probe
 
 MODES = ("exact", "inherited")
 
@@ -109,47 +110,6 @@ def prepare(
     check_arguments(parts, given, seed, images, labels, batch_size, device)
     matter = labelled(parts, given)
     return wanted, parts, given, Setting(bare(net), seed, images, labels, batch_size, init, device, build, matter)
-
-
-def components(wanted: Sequence[Proxy], options: Options) -> tuple[list[Proxy], dict[str, dict[str, Any]]]:
-    """The proxies to run, each once, with their options, checked: those of a rank-combined one go to its components.
-
-    A component is scored once for all who want it, so `UserError` where they want it with different options.
-    """
-    _check_mapping(options)
-    known = {one.name: one for wish in wanted for one in (wish, *wish.parts)}
-    for name in options:
-        if name not in known:
-            raise unknown("options", name, known)
-    parts: dict[str, Proxy] = {}
-    given: dict[str, tuple[str, dict[str, Any]]] = {}  # by part: who wants it first, and how
-    for wish in wanted:
-        shared = wish.shared(options.get(wish.name, {}))
-        for part in wish.parts:
-            own, more = part.shared(options.get(part.name, {}))[part.name], shared[part.name]
-            now = wish.name, {**own, **more}
-            _agree(part, (part.name, {**more, **own}), now)
-            _agree(part, given.setdefault(part.name, now), now)
-            parts[part.name] = part
-    return list(parts.values()), {name: own for name, (_, own) in given.items() if own}
-
-
-def _check_mapping(options: Any) -> None:
-    if not isinstance(options, Mapping) or not all(isinstance(given, Mapping) for given in options.values()):
-        raise UserError(
-            f"options: {options!r} is not valid; valid: a mapping of mappings, as {{'dss': {{'mode': 'released'}}}}"
-        )
-
-
-def _agree(part: Proxy, one: tuple[str, dict[str, Any]], two: tuple[str, dict[str, Any]]) -> None:
-    """Refuse two wishes (whose, options) for other options of `part`."""
-    for key, default in part.options.items():
-        left, right = one[1].get(key, default), two[1].get(key, default)
-        if left != right:
-            raise UserError(
-                f"options: {one[0]} and {two[0]} want other options of {part.name}: {key}={left!r} "
-                f"and {key}={right!r}; give both the same, or score them apart"
-            )
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:

@@ -18,9 +18,10 @@ from torch import Tensor
 from lightning_tas.architecture import Architecture, Block, Stage
 from lightning_tas.errors import UserError
 from lightning_tas.proxies.cuts import widest
+from lightning_tas.proxies.options import SpaceName
 from lightning_tas.proxies.passes import Pass
 from lightning_tas.proxies.probe import Measured, Probe
-from lightning_tas.proxies.registry import Needs, Rule, one_of, register
+from lightning_tas.proxies.registry import Needs, one_of, register
 from lightning_tas.proxies.roles import block_names
 from lightning_tas.spaces import space as resolve_space
 from lightning_tas.spaces import space_names
@@ -29,14 +30,6 @@ NORMS, LOSSES = ("paper", "l1l1"), ("logits", "ce")
 _MATRICES = ("attn.qkv.weight", "mlp.fc1.weight", "mlp.fc2.weight")
 Sums = Mapping[tuple[str, str], Tensor]
 """By (block, "" or a matrix in it): a float64 scalar."""
-
-
-def _is_space(name: str) -> bool:
-    try:
-        resolve_space(name)
-    except UserError as error:
-        raise UserError(f"space of snip_norm: {str(error).removeprefix('space: ')}") from None
-    return True
 
 
 @register(
@@ -52,7 +45,7 @@ def snip_norm(
     probe: Probe,
     norm: Annotated[str, one_of(NORMS)] = "paper",
     loss: Annotated[str, one_of(LOSSES)] = "logits",
-    space: Annotated[str | None, Rule("that names a space", _is_space)] = None,
+    space: SpaceName = None,
 ) -> Callable[[], Measured]:
     """SNIP of every block, norms and biases included, in units of the same block of the space's largest network.
 

@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from lightning_tas.errors import UserError
 from lightning_tas.limits import Region
-from lightning_tas.proxies.registry import least, one_of, proxy
+from lightning_tas.proxies.registry import least, named, one_of
 from lightning_tas.search.evolution import Generational, GenerationSettings
 from lightning_tas.search.history import Codes
 from lightning_tas.search.objective import OTHERS, FloatArray, Objective, Scores, dropped
@@ -92,7 +91,7 @@ class Blockwise(Generational):
     @classmethod
     def check(cls, settings: Any, objective: Objective) -> None:
         guide = settings.guide
-        if guide in OTHERS or (guide not in (None, "dss_pp") and proxy(guide).combines):
+        if guide in OTHERS or (guide not in (None, "dss_pp") and named(guide).combines):
             raise UserError(f"guide of blockwise: {guide!r} has no numbers per block; name a proxy that sums over them")
 
     @property
@@ -159,6 +158,8 @@ class Blockwise(Generational):
 
     def _shares(self) -> FloatArray:
         """The share of blocks to change per place of the population; moves its velocities on."""
+        from scipy.stats import rankdata  # takes half a second to import, which a misspelt option must not wait for
+
         s, n = self.settings, len(self._slots)
         known = len(self.history)
         x = np.ones(n) if known == 1 else (rankdata(self.history.values)[self._slots] - 1) / (known - 1)

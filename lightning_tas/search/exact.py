@@ -22,12 +22,12 @@ from lightning_tas.costs import CostOptions, cost_options
 from lightning_tas.costs.terms import cost_terms
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.limits import Limits
-from lightning_tas.proxies.inherited import LOOKUPS, build_tables
+from lightning_tas.proxies.inherited import build_tables
+from lightning_tas.proxies.options import check_additive, components
 from lightning_tas.proxies.probe import bare
 from lightning_tas.proxies.registry import Proxy
 from lightning_tas.proxies.registry import proxy as registered
 from lightning_tas.proxies.scorer import check_arguments
-from lightning_tas.proxies.setting import components
 from lightning_tas.spaces import SearchSpace
 
 COSTS = ("params", "macs")
@@ -141,17 +141,8 @@ def exact_front(
 
 def additive_proxy(name: str) -> Proxy:
     """The proxy `name`, if its scores of inherited gradients are sums of tables; `UserError` with the reason if not."""
-    one = registered(name)
-    if one.combines:
-        raise UserError(
-            f"proxy: {name!r} ranks networks among those beside them, so no network has a score of its own that could "
-            f"be summed over its blocks; exact search takes {', '.join(LOOKUPS)}"
-        )
-    if name not in LOOKUPS:
-        raise UserError(
-            f"proxy: {name!r} is no sum over blocks under inherited gradients; exact search takes {', '.join(LOOKUPS)}"
-        )
-    return one
+    check_additive(name)
+    return registered(name)
 
 
 def search_tables(

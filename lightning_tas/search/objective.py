@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.proxies.archive import Archive
-from lightning_tas.proxies.registry import proxies, proxy
+from lightning_tas.proxies.registry import known_names, named
 from lightning_tas.proxies.score import INVALID, Score
 
 FloatArray = npt.NDArray[np.float64]
@@ -51,10 +51,13 @@ class Objective:
             return name
         if name in OTHERS:
             return cls(name, (name,))
-        if not isinstance(name, str) or (":" not in name and name not in proxies()):
-            raise unknown(key, name, [*OTHERS, *proxies()])
-        one = proxy(name)
-        return cls(one.name, one.combines or (one.name,), one.combine is not None)
+        try:
+            one = named(name)
+        except UserError:
+            if isinstance(name, str) and ":" in name:
+                raise
+            raise unknown(key, name, [*OTHERS, *known_names()]) from None
+        return cls(one.name, one.combines or (one.name,), bool(one.combines))
 
     def values(self, rows: Sequence[Scores]) -> FloatArray:
         """Values (N,) of networks from their scores; `INVALID`, minus infinity, where there is none.

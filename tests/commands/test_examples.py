@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from lightning_tas.catalogue import PUBLISHED
-from lightning_tas.commands import build, help, multirun, phases, search
+from lightning_tas.commands import build, help, multirun, names, phases
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.errors import UserError
@@ -114,8 +114,9 @@ def test_an_example_can_be_typed(call: str, tmp_path: Path, monkeypatch: pytest.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for config in configurations(command, arguments):
+            names.check(command, config)
             if command == "search":
-                search.prepare(config)
+                config.phases = ["search"]
             if command in ("fit", "search"):
                 phases.check(config)
                 # What is left needs neither weights nor a clock: limits and options against the space itself.

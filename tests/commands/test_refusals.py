@@ -22,7 +22,6 @@ from ..end_to_end.conftest import arguments, command
 
 WHOLE = "embed_dim: [16], depth: [1], num_heads: [1], mlp_ratio: [1]"
 MISTAKES: list[tuple[list[str], list[str]]] = [
-    (["run=" + "x" * 300], ["output_dir: cannot create", "too long"]),
     (["output_dir=/dev/null"], ["output_dir: cannot create"]),
     (["checkpoint.keep_last=0"], ["checkpoint.keep_last: 0 is not valid", "-1 (keep all)"]),
     (["space={}"], ["space: embed_dim is missing"]),

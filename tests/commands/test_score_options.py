@@ -13,8 +13,8 @@ from lightning_tas.commands.entry import main
 from lightning_tas.commands.score_sizes import check, groups
 from lightning_tas.errors import UserError
 from lightning_tas.proxies.config import BenchConfig
+from lightning_tas.proxies.options import components
 from lightning_tas.proxies.registry import chosen
-from lightning_tas.proxies.setting import components
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightning_tas.commands.compose import config_from
+from lightning_tas.commands.names import check
 from lightning_tas.commands.search_keys import belongings
-from lightning_tas.commands.searching import check
 from lightning_tas.errors import UserError
 
 TINY = "recipe=t_razor_tiny"
@@ -124,7 +124,7 @@ def test_lists_of_names_are_lists_of_names(key: str, names: str) -> None:
 def test_the_test_set_chooses_nothing(score: str) -> None:
     config = config_from("search", [TINY, f"search.score={score}", "data.search_val=0", "ckpt=."])
     with pytest.raises(UserError, match=r"data.search_val: 0 holds no images out"):
-        check(config)
+        check("search", config)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ import torch
 
 import lightning_tas as tas
 from lightning_tas.errors import UserError
-from lightning_tas.proxies.registry import Option, chosen, least, proxies, proxy
-from lightning_tas.proxies.setting import components
+from lightning_tas.proxies.config import DRAWN
+from lightning_tas.proxies.inherited import LOOKUPS
+from lightning_tas.proxies.initialise import METHODS
+from lightning_tas.proxies.options import OUTLINES, TABLES, components
+from lightning_tas.proxies.registry import Option, Proxy, chosen, least, named, proxies, proxy
 from lightning_tas.spaces import isotropic
 
 SPACE = isotropic("mini", embed_dim=[16, 32], depth=[1, 2], num_heads=[1, 2], mlp_ratio=[1, 2])
@@ -25,6 +28,24 @@ def supernet() -> Any:
 
 
 # --- options of proxies -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_known_without_torch_is_what_there_is() -> None:
+    """Names, options, defaults, types and rules: of the built-in proxies, and of what else is said of them."""
+
+    def told(one: Proxy) -> Any:
+        checks = {
+            name: (check.kinds, [(rule.words, sorted(rule.choices)) for rule in check.rules])
+            for name, check in one.checks.items()
+        }
+        return one.combines, [part.name for part in one.parts], dict(one.options), checks
+
+    own = {name: one for name, one in proxies().items() if name in OUTLINES}
+    assert list(own) == list(OUTLINES)
+    assert {name: told(one) for name, one in own.items()} == {name: told(one) for name, one in OUTLINES.items()}
+    assert (tuple(LOOKUPS), tuple(METHODS)) == (TABLES, DRAWN)
+    assert named("zen") is proxy("zen")  # once the formulas are there
+
 
 BAD_OPTIONS: dict[tuple[str, str], list[Any]] = {
     ("zen", "repeat"): ["3", 1.5, None, 0, True, [4]],
