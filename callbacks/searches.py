@@ -26,9 +26,10 @@ from lightning_tas.callbacks.proxy_scoring import ends, private_twin, shows_bars
 from lightning_tas.callbacks.search_build import Surroundings, build_job, build_region, check_space
 from lightning_tas.callbacks.search_check import check_search, check_sources, judges
 from lightning_tas.callbacks.search_record import Found
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError, typed, unknown
 from lightning_tas.evaluator import AUTOCAST, preserved_rng
 from lightning_tas.launch.files import make_folder
+from lightning_tas.launch.settings import dotted
 from lightning_tas.launch.throughput import Throughput
 from lightning_tas.search.config import CHOICES, LimitsConfig, SearchConfig
 from lightning_tas.search.objective import ACCURACY
@@ -241,8 +242,14 @@ class SearchCallback(Callback):
         }
 
     def _adopt(self, state: Mapping[str, Any], step: int) -> None:
-        if state.get("settings") != self._settings():
-            raise UserError("resume: the checkpoint's search has other settings; give the same, or train anew")
+        before, now = (dotted(settings) for settings in (state.get("settings") or {}, self._settings()))
+        different = [
+            f"{key} is {typed(now.get(key))}, in the checkpoint {typed(before.get(key))}"
+            for key in {**before, **now}
+            if before.get(key) != now.get(key)
+        ]
+        if different:
+            raise UserError(f"resume: the search has other settings: {'; '.join(different)}; give the same")
         self.visits = [dict(visit) for visit in state["visits"] if visit["step"] <= step]
         self._restored = None
 

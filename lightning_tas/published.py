@@ -1,4 +1,4 @@
-"""Readers of architectures as data: our own JSON and the layouts of the published repositories.
+"""Readers of architectures as data: our own records and the layouts of the published repositories, one or many.
 
 Each layout is known by one key; what is missing or malformed is a `UserError` that names the field.
 """
@@ -17,13 +17,51 @@ def read_architecture(data: Mapping[str, Any]) -> Architecture:
     """The architecture that `data` describes, of the family stated or else inferred from the layout."""
     if not isinstance(data, Mapping):
         raise UserError(f"architecture: expected a mapping, got {type(data).__name__}")
-    for key, read in _READERS.items():
+    for key, (_, read) in _READERS.items():
         if key in data:
             return read(data)
-    known = ", ".join(_READERS)
+    if any(key in data for key in _SPACES):
+        raise UserError("architecture: this is a search space, without RETRAIN, the network found; give it as space=")
+    known = ", ".join(f"{key} ({whose})" for key, (whose, _) in _READERS.items())
     raise UserError(
         f"architecture: no layout is known with the keys {sorted(map(str, data))}; one of {known} is needed"
     )
+
+
+def read_collection(data: Any, name: str) -> dict[str, Architecture]:
+    """Label to architecture of all that a file holds: one architecture (called `name`), a list of them, a mapping of
+    names or of bins (PreNAS's ``{"6.0": [...]}``) to one or several, or a result, search or selection of ours.
+
+    An entry may hold the architecture under ``arch``, and its own ``label`` or ``name``.
+    """
+    if isinstance(data, Mapping):
+        entries = next(
+            (data[key] for key in ("architectures", "networks", "candidates", "entries") if key in data), None
+        )
+        if entries is None and (any(key in data for key in (*_READERS, *_SPACES)) or not _holds_mappings(data)):
+            return {name: Architecture.from_dict(data.get("arch", data))}
+        groups = data if entries is None else {None: entries}
+    else:
+        groups = {None: data}
+    found: dict[str, Architecture] = {}
+    for group, members in groups.items():
+        place = "the list" if group is None else str(group)
+        for i, entry in enumerate(_entries([members] if isinstance(members, Mapping) else members, place)):
+            own = entry.get("label", entry.get("name", i if group is None else group))
+            label, repeat = str(own), 2
+            while label in found:
+                label, repeat = f"{own}-{repeat}", repeat + 1
+            try:
+                found[label] = Architecture.from_dict(entry.get("arch", entry))
+            except UserError as error:
+                raise UserError(f"{label}: {error}") from None
+    return found
+
+
+def _holds_mappings(data: Mapping[str, Any]) -> bool:
+    """Whether every value is a mapping, or a list of them."""
+    lists = [value if isinstance(value, list) else [value] for value in data.values()]
+    return bool(lists) and all(members and all(isinstance(one, Mapping) for one in members) for members in lists)
 
 
 def _need(data: Mapping[str, Any], key: str, place: str = "the architecture") -> Any:
@@ -168,11 +206,25 @@ def _plain_list(value: object, field: str) -> list[Any]:
     return entries
 
 
+def _read_retrain(data: Mapping[str, Any]) -> Architecture:
+    """The section of AutoFormer's YAML files for the network found; that of TF-TAS's PiTs has BASE_DIM."""
+    section = data["RETRAIN"]
+    if not isinstance(section, Mapping):
+        raise UserError(f"RETRAIN: expected a mapping, got {section!r}")
+    own = {str(key).lower(): value for key, value in section.items()}
+    if "base_dim" in own:
+        depths = _plain_list(_need(own, "depth", "RETRAIN"), "depth")
+        return _read_pit({**own, "base_dim": _one(own["base_dim"], "base_dim", len(depths))})
+    return _read_autoformer({**own, "layer_num": _need(own, "depth", "RETRAIN")})
+
+
+_SPACES = ("SEARCH_SPACE", "SUPERNET")
 # In this order: a mapping with `stages` is ours whatever else it holds.
-_READERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
-    "stages": _read_own,
-    "layer_num": _read_autoformer,
-    "hidden_dim": _read_autoprox,
-    "base_dim": _read_pit,
-    "DEPTHS": _read_s3,
+_READERS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Architecture]]] = {
+    "stages": ("lightning_tas", _read_own),
+    "layer_num": ("AutoFormer, PreNAS, TF-TAS", _read_autoformer),
+    "RETRAIN": ("their YAML", _read_retrain),
+    "hidden_dim": ("Auto-Prox", _read_autoprox),
+    "base_dim": ("PiT", _read_pit),
+    "DEPTHS": ("S3", _read_s3),
 }

@@ -20,7 +20,7 @@ from lightning_tas.commands.console import say
 from lightning_tas.commands.names import space as space
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, as_key
-from lightning_tas.launch.results import find_checkpoint, pick, read_architectures
+from lightning_tas.launch.results import YAML, find_checkpoint, pick, read_architectures
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.strategies import unused_semantics
 from lightning_tas.launch.study import Study
@@ -193,7 +193,7 @@ def measured_top1(path: Path) -> dict[str, float]:
     from lightning_tas.launch.files import read_json
 
     path = path / "result.json" if path.is_dir() else path
-    if not path.exists():
+    if not path.exists() or path.suffix in YAML:  # we write none
         return {}
     record = read_json(path, key="arch")
     entries = record.get("architectures", []) if isinstance(record, dict) else []

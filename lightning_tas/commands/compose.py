@@ -38,7 +38,7 @@ VERBATIM = ("recipe", "config", "run", "output_dir", "resume", *_PATHS)
 VERBATIM_OR_MAPPING = ("arch", "space")
 # What config=RUN/config.yaml does not repeat: which run it was, and how it was started.
 NOT_REPEATED = ("config", "run", "resume", "plan", "trust")
-NOT_OF_CKPT = ("arch", "ckpt", "source", "output_dir")
+NOT_OF_CKPT = ("arch", "ckpt", "source", "weights", "output_dir")
 # What a command looks for in a run; evaluate and export take what was trained last.
 WANTED = {"search": "supernet", "score": "supernet"}
 _CHOICES = ("recipe", "config")
@@ -209,6 +209,11 @@ def _of_its_run(recipe: recipes.Recipe, command: str, given: Mapping[str, Any]) 
         if run is not None:
             return retraining.with_data_of(recipe, _repeated(run, "arch"))
     return recipe
+
+
+def settings_of_run(run: Path) -> Mapping[str, Any]:
+    """What a command with `ckpt=RUN` begins with; empty where the run has no config.yaml."""
+    return _base("evaluate", {"ckpt": str(run)}).values if (run / "config.yaml").is_file() else {}
 
 
 def _repeated(path: Path, key: str) -> recipes.Recipe:

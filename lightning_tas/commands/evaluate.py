@@ -1,25 +1,32 @@
 """`python -m lightning_tas.evaluate`: networks of a run or of a released checkpoint on the test set.
 
 Prints a table and writes `evaluation.json` into the run (or into `output_dir`, where that is given or there is no run).
+There another checkpoint than the run's last one, a single network, or other data have a record of their own, named
+after them: `evaluation-00-supernet-epoch=0001-step=0000004.json`.
 Under torchrun or srun the processes share the images.
 """
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lightning_tas.commands import build, trained
+from lightning_tas.commands.compose import settings_of_run
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.phases import result_table, tell_trained
 from lightning_tas.costs import cost
+from lightning_tas.errors import UserError
 from lightning_tas.evaluator import evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.files import make_folder
-from lightning_tas.launch.results import Specialised, write_result
+from lightning_tas.launch.results import Specialised, find_checkpoint, write_result
+from lightning_tas.launch.settings import FREE_DATA, dotted
 
 WEIGHTS = {"live": "as trained", "ema": "averaged during training (EMA)", "official": "released"}
 
@@ -33,7 +40,7 @@ def run(config: Config) -> None:
     data = build.data(config)
     net = trained.fit_to_data(source, data)
     loader = data.test_dataloader()
-    path = where(config, source) / "evaluation.json"
+    path = where(config, source) / record_name(config, source, archs)
     main = group.rank() == 0
     if main:
         make_folder(path.parent)
@@ -58,6 +65,29 @@ def where(config: Config, source: trained.Trained) -> Path:
     """The folder that a command writes to."""
     given = config.output_dir != Config().output_dir
     return Path(config.output_dir) if given or source.run is None else source.run
+
+
+def record_name(config: Config, source: trained.Trained, archs: Iterable[str]) -> str:
+    """`evaluation.json`, or, in the folder of a run, a name that says what is not the run's own. archs: labels."""
+    parts: list[str] = []
+    if source.run is not None and where(config, source) == source.run:
+        if not _is_last(source.checkpoint, source.run):
+            parts.append(f"{source.checkpoint.parents[1].name}-{source.checkpoint.stem}")
+        if config.arch is not None:
+            parts += archs
+        usual, given = dotted(settings_of_run(source.run).get("data") or {}), dotted(asdict(config.data))
+        free = (*FREE_DATA, "batch_size")
+        other = {k: v for k, v in given.items() if k.partition(".")[0] not in free and usual.get(k, v) != v}
+        parts += [f"{key}={'x'.join(map(str, v)) if isinstance(v, list) else v}" for key, v in other.items()]
+    return re.sub(r"[^\w.=+-]+", "-", "-".join(["evaluation", *parts]))[:200] + ".json"
+
+
+def _is_last(checkpoint: Path, run: Path) -> bool:
+    """Whether a checkpoint is the one that the folder of its run means."""
+    try:
+        return find_checkpoint(run).resolve() == checkpoint.resolve()
+    except UserError:  # the last one is damaged
+        return False
 
 
 def _facts(config: Config, source: trained.Trained, net: Any, data: Any) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -18,11 +16,12 @@ from lightning_tas.commands.console import say
 from lightning_tas.data.config import OF_A_NODE as DATA_OF_A_NODE
 from lightning_tas.errors import Stopped, UserError
 from lightning_tas.launch import group
-from lightning_tas.launch.checkpoints import go_back_to, named_checkpoint, phase_index
+from lightning_tas.launch.checkpoints import named_checkpoint, phase_index
 from lightning_tas.launch.compare import compare, flat
 from lightning_tas.launch.files import remove_temporaries, write_json, write_text
 from lightning_tas.launch.meeting import plain
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
+from lightning_tas.launch.settings import Settings, decided, dotted
 from lightning_tas.launch.signals import outside_fit
 from lightning_tas.launch.study import FINISHED, Study, phase_labels, read_study
 from lightning_tas.launch.trainer import check_trainer, world_size
@@ -32,24 +31,21 @@ if TYPE_CHECKING:
     from lightning_tas.commands.phases import Context
     from lightning_tas.data import TASDataModule
 
-# What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
-NOT_HASHED = ("run", "output_dir", "resume", "plan", "trust", "logger", "wandb", "config", "checkpoint")
-NOT_HASHED_DATA = (*DATA_OF_A_NODE, "class_names", "verify")
 # What may differ between the nodes of a run.
 OF_A_NODE = ("data.root", *(f"data.{key}" for key in DATA_OF_A_NODE))
 
 
-def config_hash(config: Config) -> str:
-    """Hash of everything in the resolved recipe that decides the result."""
-    own = list(per_phase.configs(config).values()) if config.per_phase else []
-    decided = [_decided(settings) for settings in (config, *own)]
-    return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _decided(config: Config) -> dict[str, Any]:
-    decided = {key: value for key, value in asdict(config).items() if key not in (*NOT_HASHED, per_phase.KEY)}
-    decided["data"] = {key: value for key, value in decided["data"].items() if key not in NOT_HASHED_DATA}
-    return decided
+def settings_of(config: Config) -> Settings:
+    """What decides the result of a run."""
+    defaults = dotted(decided(asdict(Config())))
+    common = dotted(decided(asdict(config)))
+    own = per_phase.configs(config) if config.per_phase else {}
+    for label, settings in own.items():
+        special = dotted(decided(asdict(settings)))
+        special = {key: value for key, value in special.items() if value != common.get(key, defaults.get(key))}
+        defaults |= {f"per_phase.{label}.{key}": common.get(key, defaults.get(key)) for key in special}
+        common |= {f"per_phase.{label}.{key}": value for key, value in special.items()}
+    return Settings(common, defaults)
 
 
 def run(config: Config, command: str = "fit") -> None:
@@ -61,9 +57,11 @@ def run(config: Config, command: str = "fit") -> None:
     from lightning_tas.commands import phases
 
     if config.plan:
-        from lightning_tas.commands import plan
+        from lightning_tas.commands import going_back, plan
 
         if group.rank() == 0:
+            if (named := named_checkpoint(config.resume)) is not None:
+                going_back.show(config, _study(config, locate(config), write=False), named)
             plan.show(config)
         return
     for settings in per_phase.configs(config).values():
@@ -120,11 +118,9 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         remove_temporaries(folder.path)
     if group.rank() == 0 and not folder.study.exists():
         write_text(folder.config, to_yaml(config))  # first: whatever has a study can be resumed from its configuration
-    study = group.first(
-        lambda: Study(folder.study, phase_labels(config.phases), config_hash(config), group.rank() == 0)
-    )
+    study = group.first(lambda: _study(config, folder, write=group.rank() == 0))
     study.write = group.rank() == 0
-    _go_back(config, study)
+    _go_back(config, study, data)
     context = phases.Context(config, folder, study, data_module=data)
     say(f"run folder: {folder.path}" + (" (all phases are finished)" if study.finished else ""))
     try:
@@ -142,17 +138,21 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
         raise ending from None
 
 
-def _go_back(config: Config, study: Study) -> None:
-    """Where `resume=` names a checkpoint, forget what came after it."""
+def _study(config: Config, folder: RunFolder, write: bool) -> Study:
+    return Study(folder.study, phase_labels(config.phases), settings_of(config), write)
+
+
+def _go_back(config: Config, study: Study, data: TASDataModule) -> None:
+    """Where `resume=` names a checkpoint, forget what came after it; also what an earlier process did not finish."""
+    from lightning_tas.commands import going_back
+
     named = named_checkpoint(config.resume)
-    if named is None:
-        return
-    index = phase_index(named)
-    labels = phase_labels(config.phases)
-    if named.parents[1].name != f"{index:02d}-{dict(enumerate(labels)).get(index)}":
-        raise UserError(f"resume: {config.resume!r} is of no phase of this run; they are {labels}")
-    group.first(lambda: go_back_to(named) if group.rank() == 0 else None)
-    study.reopen(index)
+    if named is not None:
+        group.first(lambda: going_back.check(config, study, named, data) if group.rank() == 0 else None)
+        study.go_back(phase_index(named), str(named.relative_to(study.path.resolve().parent)))
+    if study.back_to is not None:
+        group.first(lambda: going_back.delete(study) if group.rank() == 0 else None)
+        study.went_back()
 
 
 def _told(error: BaseException, folder: RunFolder, command: str) -> BaseException:
@@ -209,17 +209,17 @@ def _used(folder: RunFolder) -> UserError:
 
 def newest_unfinished(config: Config) -> RunFolder | None:
     """The newest run of this recipe with the same configuration that has an unfinished phase."""
-    digest = config_hash(config)
+    settings = settings_of(config)
     folder = recipe_folder(config.output_dir, config.recipe)
     studies = sorted(folder.glob("*/study.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in studies:
         try:
             record = read_study(path)
+            different = settings.differing(record, path.with_name("config.yaml"))
         except UserError as error:
             rank_zero_warn(f"{error}; that run is left out")
             continue
-        open_phases = any(phase["status"] != FINISHED for phase in record["phases"])
-        if record.get("config_hash") == digest and open_phases:
+        if not different and any(phase["status"] != FINISHED for phase in record["phases"]):
             return RunFolder(path.parent)
     return None
 

@@ -105,7 +105,7 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
             picture, target = self.read(index)
         except BadImage as error:
             if not self.skip:
-                raise
+                raise BadImage(f"{error}; data.on_bad_image=skip goes on without it", error.reason) from error
             bad.append((self.name(index), error.reason))
             if not self.replace:
                 return self._padding()

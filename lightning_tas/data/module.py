@@ -28,6 +28,9 @@ from lightning_tas.data.verify import check as check_images
 from lightning_tas.data.workers import FEW, default_workers
 from lightning_tas.errors import UserError
 
+IN_MEMORY = (ArrayImages, SyntheticImages)
+"""Images that no file holds."""
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -181,7 +184,7 @@ class TASDataModule(pl.LightningDataModule):
         bad: dict[str, str] = {}
         total, folder = 0, cache_folder(self.config)
         for source in (data.train, data.val, data.test):
-            if source is not None and not isinstance(source, ArrayImages):
+            if source is not None and not isinstance(source, IN_MEMORY):
                 images = self._images(source, np.arange(len(source)), self._pipeline(train=False))  # type: ignore[arg-type]
                 total += len(images)
                 found = check_images(source, images.problem, folder)
@@ -206,7 +209,8 @@ class TASDataModule(pl.LightningDataModule):
             raise UserError(
                 f"resume: the checkpoint was trained on {len(state_dict['class_names'])} classes of "
                 f"data.name={state_dict['name']} ({', '.join(state_dict['class_names'][:3])}, ...); now data.name="
-                f"{self.config.name} has {len(self.class_names)} ({', '.join(self.class_names[:3])}, ...)"
+                f"{self.config.name} has {len(self.class_names)} ({', '.join(self.class_names[:3])}, ...); "
+                "data.class_names=ignore takes classes by their numbers"
             )
 
     def _check_classes(self, data: ImageData) -> None:
@@ -362,9 +366,10 @@ class TASDataModule(pl.LightningDataModule):
         """`data.num_workers`, or what suits where it is not set."""
         if self.config.num_workers is not None:
             return self.config.num_workers
-        if isinstance(images.source, (ArrayImages, SyntheticImages)) or len(images) < FEW:
+        if isinstance(images.source, IN_MEMORY) or len(images) < FEW:
             return 0
-        batch = self.config.batch_size * self.in_chans * math.prod(self.img_size) * 4
+        largest = max(self.config.batch_size, self.config.eval_batch_size or 0)
+        batch = largest * self.in_chans * math.prod(self.img_size) * 4
         return default_workers(batch, self.trainer.num_devices if self.trainer is not None else None)
 
     def _pipeline(self, train: bool) -> Pipeline:

@@ -16,7 +16,7 @@ from lightning_tas.launch.environment import layout
 FEW = 256
 """So few images are read before workers have started."""
 _MOST = 8
-_IN_FLIGHT = 3  # batches of a worker: two that it prefetches, one under way
+_IN_FLIGHT = 6  # batches: two that a worker prefetches and one under way, in training and in validation
 _SHARED = "/dev/shm"
 
 

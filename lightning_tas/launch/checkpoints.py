@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +24,7 @@ from lightning_tas.errors import UserError
 from lightning_tas.launch.files import damage, writing
 from lightning_tas.launch.run_folder import global_rank
 from lightning_tas.launch.signals import FitSignals
-from lightning_tas.training.sharded import consolidate, step_of
+from lightning_tas.training.sharded import consolidate, entries
 
 if TYPE_CHECKING:
     from lightning_tas.commands.config import CheckpointConfig
@@ -221,21 +222,36 @@ def named_checkpoint(resume: str | None) -> Path | None:
     )
 
 
-def go_back_to(path: Path) -> None:
-    """Make a named checkpoint the newest of its run: what came after it, also in later phases, will be done again.
+def later(path: Path) -> list[Path]:
+    """What came after a named checkpoint in its run: later ones of its phase, its end, the folders of later phases."""
+    after = [one for step, one in saved(path.parent) if step > _step_in(path)]
+    final = path.with_name("final.ckpt")
+    numbered = [(folder.name.partition("-")[0], folder) for folder in path.parents[2].iterdir()]
+    phases = [folder for number, folder in numbered if number.isdigit() and int(number) > phase_index(path)]
+    return [*sorted(after), *([final] if final.exists() else []), *sorted(phases)]
+
+
+def delete(paths: Sequence[Path]) -> None:
+    """Delete files and folders.
 
     Raises:
-        UserError: it is broken; everything is untouched then.
+        UserError: the system refuses.
     """
-    step, phases = _step_in(path), path.parents[2]
-    reason = flaw(path, step)
+    for path in paths:
+        with writing(path, "resume"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def written(path: Path) -> dict[str, Any]:
+    """The entries of a checkpoint that is whole, tensors not read; of a DeepSpeed folder those of its first process.
+
+    Raises:
+        UserError: it is broken.
+    """
+    reason = flaw(path, _step_in(path))
     if reason is not None:
         raise UserError(f"resume: {str(path)!r} is broken ({reason})")
-    index = phase_index(path)
-    for folder in phases.iterdir():
-        if folder.name.partition("-")[0].isdigit() and int(folder.name.partition("-")[0]) > index:
-            shutil.rmtree(folder)
-    prune(path.parent, step, keep=-1)
+    return _entries(path)
 
 
 def phase_index(path: Path) -> int:
@@ -303,13 +319,14 @@ def flaw(path: Path, step: int | None = None) -> str | None:
         for file in sorted(path.rglob("*.pt")) if path.is_dir() else [path]:
             if (bad := damage(file)) is not None:
                 return bad
-        inside = _step_of(path)
+        inside = int(_entries(path)["global_step"])
     except Exception as error:  # torch.load raises many kinds for a broken file
         return next(iter(str(error).splitlines()), "") or type(error).__name__
     return None if step is None or inside == step else f"it holds step {inside}"
 
 
-def _step_of(path: Path) -> int:
+def _entries(path: Path) -> dict[str, Any]:
     if path.is_dir():
-        return step_of(path)
-    return int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+        return entries(path)
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return found

@@ -14,11 +14,14 @@ from lightning_tas.errors import UserError, absent, unknown
 from lightning_tas.launch.checkpoints import newest_whole
 from lightning_tas.launch.files import DIGEST, read_json, write_json
 from lightning_tas.launch.study import read_study
+from lightning_tas.published import read_collection
+from lightning_tas.reading import read_yaml
 from lightning_tas.search import Selection
 from lightning_tas.training.sharded import is_sharded
 
 # Two runs are identical when everything else in their result.json is.
 NOT_COMPARED = ("timing", "host", "run", DIGEST)
+YAML = (".yaml", ".yml")
 LISTS = ("result.json", "search.json", "selection.json")
 """The files of a run that list networks by label."""
 
@@ -60,9 +63,9 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_architectures(path: Path | str, key: str = "arch") -> dict[str, Architecture]:
-    """Label to architecture from `result.json`, `search.json`, `selection.json`, or a file that holds one architecture.
+    """Label to architecture of a JSON or YAML file, in any layout that is known (`published.read_collection`).
 
-    A folder is a run: the first of these files that it has.
+    A folder is a run: the first of `LISTS` that it has.
     """
     path = Path(path)
     if path.is_dir():
@@ -70,16 +73,11 @@ def read_architectures(path: Path | str, key: str = "arch") -> dict[str, Archite
         if not found:
             raise UserError(f"{key}: {str(path)!r} holds none of {', '.join(LISTS)}")
         path = found[0]
-    record = read_json(path, key=key)
-    if not isinstance(record, dict):
-        raise UserError(f"{key}: {str(path)!r} holds no architecture")
-    entries = next((record[name] for name in ("architectures", "networks", "candidates") if name in record), None)
+    record = (read_yaml if path.suffix in YAML else read_json)(path, key)
     try:
-        if entries is None:
-            return {path.stem: Architecture.from_dict(record)}
-        return {str(entry["label"]): Architecture.from_dict(entry["arch"]) for entry in entries}
-    except (KeyError, TypeError):
-        raise UserError(f"{key}: {str(path)!r} is not a result.json or selection.json of this version") from None
+        return read_collection(record, path.stem)
+    except UserError as error:
+        raise UserError(f"{key}: {str(path)!r}: {error}") from None
 
 
 def read_selection(path: Path) -> Selection:

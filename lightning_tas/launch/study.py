@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_tas.errors import UserError
 from lightning_tas.launch.files import read_json, write_json
+from lightning_tas.launch.settings import Settings
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
 
@@ -35,29 +36,30 @@ class Study:
     Args:
         path: the file.
         phases: labels of the phases in order. An existing file must list the same ones: a run is one plan.
-        config_hash: hash of the resolved recipe; resuming under another recipe is refused.
+        settings: what decides the result; a run that was begun with others is refused.
         write: only rank 0 writes.
     """
 
-    def __init__(self, path: Path, phases: list[str], config_hash: str, write: bool = True) -> None:
+    def __init__(self, path: Path, phases: list[str], settings: Settings, write: bool = True) -> None:
         self.path, self.write = path, write
         if path.exists():
-            self._adopt(read_study(path), phases, config_hash)
+            self._adopt(read_study(path), phases, settings)
         else:
             self.record: dict[str, Any] = {
-                "config_hash": config_hash,
+                "config_hash": settings.hash,
+                "settings": dict(settings.values),
                 "phases": [{"name": name, "status": PENDING, "outputs": {}} for name in phases],
             }
             self._save()
 
-    def _adopt(self, record: dict[str, Any], phases: list[str], config_hash: str) -> None:
+    def _adopt(self, record: dict[str, Any], phases: list[str], settings: Settings) -> None:
         recorded = [phase["name"] for phase in record["phases"]]
         if recorded != list(phases):
             raise UserError(f"resume: {self.path} holds the phases {recorded}, the recipe has {list(phases)}")
-        if record.get("config_hash") != config_hash:
+        if different := settings.differing(record, self.path.with_name("config.yaml")):
             raise UserError(
-                f"resume: {self.path} was written under another configuration; "
-                f"repeat it with config={self.path.parent / 'config.yaml'} or choose another run="
+                f"resume: {self.path} was begun with other settings: {'; '.join(different)}; give the same, as "
+                f"resume={self.path.parent} does, or choose another run="
             )
         self.record = record
 
@@ -85,10 +87,25 @@ class Study:
         self.record["phases"][index].update(status=FINISHED, outputs=outputs)
         self._save()
 
-    def reopen(self, index: int) -> None:
-        """Do phase `index` and all after it again: the user goes on from one of its earlier checkpoints."""
+    def go_back(self, index: int, checkpoint: str) -> None:
+        """Do phase `index` and all after it again, from its `checkpoint` (relative to the run folder) on.
+
+        What came after that is to be deleted now; `back_to` says so until `went_back`, also to a later process.
+        """
         for phase in self.record["phases"][index:]:
             phase.update(status=PENDING, outputs={})
+        self.record["back_to"] = checkpoint
+        self._save()
+
+    @property
+    def back_to(self) -> Path | None:
+        """The checkpoint that the run goes back to, while what came after it may still be there."""
+        checkpoint = self.record.get("back_to")
+        return None if checkpoint is None else self.path.parent / checkpoint
+
+    def went_back(self) -> None:
+        """What came after `back_to` is gone."""
+        del self.record["back_to"]
         self._save()
 
     def outputs_of(self, label: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.reading import read_data
 from lightning_tas.spaces.plain import isotropic
+from lightning_tas.spaces.published import read_published
 from lightning_tas.spaces.searchspace import SearchSpace
 
 ENTRY_POINTS = "lightning_tas.spaces"
@@ -60,7 +61,8 @@ _OPEN: list[Path] = []
 def resolve_space(source: str | os.PathLike[str] | SearchSpace | Mapping[str, Any], **overrides: Any) -> SearchSpace:
     """The space that `source` means: a registered name, a `SearchSpace`, a mapping, or the path of a YAML/JSON file.
 
-    A mapping is `SearchSpace.to_dict`'s form, or the keywords of `isotropic`, or ``{"extends": NAME, **overrides}``.
+    A mapping is `SearchSpace.to_dict`'s form, or the keywords of `isotropic`, or ``{"extends": NAME, **overrides}``, or
+    AutoFormer's and PreNAS's ``{"SEARCH_SPACE": ..., "SUPERNET": ...}``.
     Overrides are parameters of the named builder (``depths``, ``base_heads``), choices of a dimension by its name,
     ``allocated`` or ``name``.
     """
@@ -114,10 +116,12 @@ def _from_mapping(data: Mapping[str, Any]) -> SearchSpace:
         return resolve_space(data["extends"], **changes)
     if "dimensions" in data:
         return SearchSpace.from_dict(data)
+    if "SEARCH_SPACE" in data or "SUPERNET" in data:
+        return read_published(data)
     keywords = inspect.signature(isotropic).parameters
     for key in data:
         if key not in keywords:
-            raise unknown("space", key, [*keywords, "dimensions", "extends"])
+            raise unknown("space", key, [*keywords, "dimensions", "extends", "SEARCH_SPACE"])
     for key in ("embed_dim", "depth", "num_heads", "mlp_ratio"):
         if key not in data:
             raise UserError(f"space: {key} is missing; got {sorted(map(str, data))}")

@@ -41,13 +41,13 @@ def register_family(name: str, network: Callable[..., nn.Module]) -> Callable[[B
     return register
 
 
-def family(name: str) -> Family:
-    """The registered family, or `UserError` with the nearest one."""
+def family(name: str, key: str = "family") -> Family:
+    """The registered family, or `UserError` with the nearest one, about the `key` that named it."""
     if name not in _FAMILIES:
         for entry in entry_points(group=ENTRY_POINTS):
             entry.load()
     if name not in _FAMILIES:
-        raise unknown("family", name, sorted(_FAMILIES))
+        raise unknown(key, name, sorted(_FAMILIES))
     return _FAMILIES[name]
 
 
@@ -69,4 +69,4 @@ def network(arch: Architecture | Mapping[str, Any], **options: Any) -> Any:
     resolved = Architecture.from_dict(arch) if isinstance(arch, Mapping) else arch
     if not isinstance(resolved, Architecture):
         raise unknown("arch", type(resolved).__name__, ["Architecture", "mapping"])
-    return family(resolved.family).network(resolved, **options)
+    return family(resolved.family, "arch: family").network(resolved, **options)

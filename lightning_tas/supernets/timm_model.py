@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.families import RULES
-from lightning_tas.reading import parse_json, read_json
+from lightning_tas.reading import parse_json, read_json, read_yaml
 from lightning_tas.supernets.checkpoints import STATE_HASH, adapt_weights, state_hash
 from lightning_tas.supernets.config import NetOptions
 from lightning_tas.supernets.image_network import describe
@@ -30,7 +30,7 @@ default_cfgs = generate_default_cfgs({"tas_vit": describe(NetOptions.read({}))})
 
 
 def read_arch(arch: Architecture | Mapping[str, Any] | str | Path) -> Architecture:
-    """An architecture from itself, a mapping in any known layout, JSON text, or the path of a JSON file.
+    """An architecture from itself, a mapping in any known layout, JSON text, or the path of a JSON or YAML file.
 
     A file may also hold the architecture under the key ``arch``. `UserError` when it is none of these.
     """
@@ -41,7 +41,7 @@ def read_arch(arch: Architecture | Mapping[str, Any] | str | Path) -> Architectu
         if not text.lstrip().startswith("{"):
             if not Path(text).is_file():
                 raise UserError(f"arch: {text!r} is neither JSON text nor a file")
-            arch = read_json(text, "arch")
+            arch = (read_yaml if text.endswith((".yaml", ".yml")) else read_json)(text, "arch")
         else:
             arch = parse_json(text, "arch: the text")
     if not isinstance(arch, Mapping):

@@ -331,19 +331,7 @@ class ClassifierModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint.get(KEY)
-        if saved is None:
-            raise UserError("resume: this checkpoint was not written by lightning_tas training")
-        if saved["kind"] != self.kind:
-            raise UserError(f"resume: the checkpoint is of kind {saved['kind']!r}, this phase trains a {self.kind!r}")
-        before = saved.get("unused", "skip")
-        if before != self.unused:
-            raise UserError(f"resume: train.unused is {self.unused!r}, but {before!r} in the checkpoint")
-        if saved["global_batch"] != self.global_batch:
-            raise UserError(
-                f"resume: the global batch is {self.global_batch} images, but {saved['global_batch']} in the "
-                "checkpoint: the rest would be another run; start as many processes as before"
-            )
+        saved = check_continued(checkpoint, self.kind, self.unused, self.global_batch)
         self.check_resume(saved)
         self.guard.load_state_dict(saved.get("guard", {}))
         if self._trainer is None:
@@ -358,6 +346,24 @@ class ClassifierModule(LightningModule):
 
     def check_resume(self, saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint whose network is another one (subclasses; raises UserError)."""
+
+
+def check_continued(checkpoint: Mapping[str, Any], kind: str, unused: str, global_batch: int) -> dict[str, Any]:
+    """The entry `KEY` of a checkpoint that training of this `kind` can go on from; UserError for another one."""
+    saved = checkpoint.get(KEY)
+    if saved is None:
+        raise UserError("resume: this checkpoint was not written by lightning_tas training")
+    if saved["kind"] != kind:
+        raise UserError(f"resume: the checkpoint is of kind {saved['kind']!r}, this phase trains a {kind!r}")
+    before = saved.get("unused", "skip")
+    if before != unused:
+        raise UserError(f"resume: train.unused is {unused!r}, but {before!r} in the checkpoint")
+    if saved["global_batch"] != global_batch:
+        raise UserError(
+            f"resume: the global batch is {global_batch} images, but {saved['global_batch']} in the checkpoint: the "
+            "rest would be another run; start as many processes as before"
+        )
+    return dict(saved)
 
 
 def _build_mixing(train: TrainConfig, num_classes: int) -> Mixing | None:

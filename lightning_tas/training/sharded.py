@@ -143,9 +143,9 @@ def shards(folder: Path) -> Shards:
     return found
 
 
-def step_of(folder: Path) -> int:
-    """Number of updates that the checkpoint in `folder` has seen."""
-    return int(_load(shards(folder).module[0])["global_step"])
+def entries(folder: Path) -> dict[str, Any]:
+    """What the first process has written about the module and the run, unchecked."""
+    return _load(shards(folder).module[0])
 
 
 def stage(module_state: Mapping[str, Any]) -> int:

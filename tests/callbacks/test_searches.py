@@ -274,7 +274,7 @@ def test_when(tmp_path: Path) -> None:
 
 def test_a_resumed_fit_refuses_another_search(tmp_path: Path) -> None:
     fit(tmp_path, searching(tmp_path))
-    with pytest.raises(UserError, match="the checkpoint's search has other settings"):
+    with pytest.raises(UserError, match="the search has other settings: search"):
         fit(tmp_path, searching(tmp_path, top=3), resume=checkpoint(tmp_path, 8), restored=8)
 
 

@@ -74,7 +74,7 @@ def test_commands_name_the_neighbour(command: str, given: str, runs: Path, capsy
     [
         ("runs/t_razor_tiny/lat/search.json@best", "is neither a file, a run folder, nor a published"),
         ("autoformer_tt", "Did you mean 'autoformer_t'?"),
-        ("runs/quickstart/q/result.json", "is not a result.json"),
+        ("runs/quickstart/q/result.json", "no layout is known"),
         ("runs/quickstart", "holds none of result.json"),
         ("{layer_num: 1}", ""),
     ],

@@ -10,7 +10,7 @@ from lightning_tas.commands import per_phase
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.entry import main
-from lightning_tas.commands.fit import config_hash
+from lightning_tas.commands.fit import settings_of
 from lightning_tas.errors import UserError
 
 STUDY = """\
@@ -155,12 +155,12 @@ def test_the_written_configuration_repeats_exactly(study, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     again = config_from("fit", [f"config={file}"])
-    assert again == config and config_hash(again) == config_hash(config)
+    assert again == config and settings_of(again).hash == settings_of(config).hash
 
 
 def test_resuming_tells_settings_of_a_phase_that_decide_the_result(study):
     first, same, other = (
-        config_hash(config_from("fit", [study, f"per_phase.retrain.{given}"]))
+        settings_of(config_from("fit", [study, f"per_phase.retrain.{given}"])).hash
         for given in ("data.num_workers=0", "data.num_workers=2", "data.batch_size=32")
     )
     assert first == same != other

@@ -72,8 +72,26 @@ def test_evaluate_repeats_what_the_run_measured(run: Path, tmp_path: Path) -> No
     checkpoint = next(run.glob("phases/*/checkpoints/final.ckpt"))
     for ckpt, arch in ((run, label), (checkpoint, entry["id"]), (run, f"{run / 'result.json'}@{label}")):
         assert main("evaluate", [f"ckpt={ckpt}", f"arch={arch}"]) == 0
-        (one,) = entries(run / "evaluation.json").values()
+        (one,) = entries(run / f"evaluation-{label}.json").values()
         assert one["arch"] == entry["arch"] and one["metrics"] == entry["metrics"]
+
+
+def test_what_is_not_the_runs_own_has_a_record_of_its_own(run: Path) -> None:
+    """An evaluation of an intermediate checkpoint, one network or other images leaves the record of the last one."""
+    assert main("evaluate", [f"ckpt={run}"]) == 0
+    own, label = (run / "evaluation.json").read_bytes(), next(iter(entries(run / "result.json")))
+    before = set(run.glob("evaluation*"))
+    first = sorted(run.glob("phases/01-supernet/checkpoints/epoch=*.ckpt"))[0]
+    for argv, name in (
+        ([f"ckpt={first}"], f"evaluation-01-supernet-{first.stem}.json"),
+        ([f"ckpt={first}", f"arch={label}"], f"evaluation-01-supernet-{first.stem}-{label}.json"),
+        ([f"ckpt={run}", "data.img_size=[8,12]", "data.batch_size=7"], "evaluation-img_size=8x12.json"),
+    ):
+        assert main("evaluate", argv) == 0
+        found = read_json(run / name)
+        assert (found["checkpoint"] == str(first)) == ("epoch" in name)
+        assert (run / "evaluation.json").read_bytes() == own
+    assert len(set(run.glob("evaluation*")) - before) == 3
 
 
 def test_evaluate_off_the_list_and_at_another_size(run: Path, tmp_path: Path) -> None:

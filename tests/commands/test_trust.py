@@ -11,7 +11,7 @@ import yaml
 from lightning_tas import plugins
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.entry import main
-from lightning_tas.commands.fit import config_hash
+from lightning_tas.commands.fit import settings_of
 from lightning_tas.data import registry
 from lightning_tas.errors import UserError
 
@@ -98,4 +98,4 @@ def test_what_continues_a_run_says_trust_where_it_is_needed() -> None:
         assert plugins.trust_argument() == " trust=true"
     assert plugins.trust_argument() == ""  # Python's callers are asked nothing
     config = config_from("fit", ["recipe=quickstart", "trust=true"])
-    assert config.trust and config_hash(config) == config_hash(config_from("fit", ["recipe=quickstart"]))
+    assert config.trust and settings_of(config).hash == settings_of(config_from("fit", ["recipe=quickstart"])).hash

@@ -127,7 +127,7 @@ def test_workers_by_default(root: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2**30}))
     assert default_workers(2**20) == 6 and default_workers(2**20, processes=2) == 3
     assert default_workers(2**20, processes=6) == 0, "one processor each"
-    assert default_workers(77 * 2**20) == 4, "what shared memory holds"
+    assert default_workers(77 * 2**20) == 2, "what shared memory holds"
     assert default_workers(400 * 2**20) == 0
     assert module(root).train_dataloader().num_workers == 0, "few images"
     monkeypatch.setattr("lightning_tas.data.module.FEW", 4)

@@ -243,7 +243,7 @@ def test_a_used_folder_is_refused_and_kept(fit, whole, capsys):
 def test_resuming_under_another_recipe_is_refused(fit, whole, capsys):
     status, _ = fit("whole", "resume=auto", "train.lr=1")
     assert status == 2
-    assert "another configuration" in capsys.readouterr().err
+    assert "study.json was begun with other settings: train.lr is 1.0, in the run 0." in capsys.readouterr().err
 
 
 def test_plan_prints_and_writes_nothing(fit, tmp_path, capsys):

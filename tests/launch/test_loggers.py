@@ -17,6 +17,7 @@ from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.launch.files import write_json
 from lightning_tas.launch.loggers import RunLoggers
 from lightning_tas.launch.run_folder import RunFolder
+from lightning_tas.launch.settings import Settings
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.wandb_logger import AXES, NetworkCosts
 
@@ -63,7 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[Att
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "recipe" / "run").create()
     config = offline()
     folder.config.write_text(to_yaml(config))
-    study = Study(folder.study, config.phases, "hash")
+    study = Study(folder.study, config.phases, Settings({}, {}))
 
     first = RunLoggers(config, folder)
     candidates = [{**entry, "score": 5.0 + i, "bin": i + 1.0} for i, entry in enumerate(ENTRIES)]

@@ -6,6 +6,7 @@ import pytest
 
 from lightning_tas.errors import UserError
 from lightning_tas.launch.run_folder import RUN_VARIABLE, RunFolder, default_run_name
+from lightning_tas.launch.settings import Settings
 from lightning_tas.launch.study import FINISHED, RUNNING, Study
 
 
@@ -55,24 +56,32 @@ def test_processes_that_lightning_starts_find_the_folder_of_rank_0(monkeypatch, 
     assert RunFolder.begun() == folder
 
 
+ABC = Settings({"seed": 0, "train.lr": 1e-3, "space": "a"}, {})
+
+
 def test_a_study_remembers_and_refuses_another_plan(tmp_path):
     path = tmp_path / "study.json"
-    study = Study(path, ["select", "supernet"], "abc")
+    study = Study(path, ["select", "supernet"], ABC)
     study.start(0)
     study.finish(0, {"selection": "selection.json"})
     study.start(1)
-    again = Study(path, ["select", "supernet"], "abc")
+    again = Study(path, ["select", "supernet"], ABC)
     assert (again.status(0), again.status(1), again.finished) == (FINISHED, RUNNING, False)
     assert again.outputs("select") == {"selection": "selection.json"}
     assert again.outputs("supernet") == {}
     with pytest.raises(UserError, match="phases"):
-        Study(path, ["select"], "abc")
-    with pytest.raises(UserError, match="another configuration"):
-        Study(path, ["select", "supernet"], "xyz")
+        Study(path, ["select"], ABC)
+    other = Settings({"seed": 0, "train.lr": 0.5, "train.new": 2, "space": "b"}, {"train.new": 1})
+    with pytest.raises(UserError) as refused:
+        Study(path, ["select", "supernet"], other)
+    said = "train.lr is 0.5, in the run 0.001; space is b, in the run a; train.new is 2, in the run 1; give the same"
+    assert f"{path} was begun with other settings: {said}" in str(refused.value)
+    # A key that did not exist when the run was begun changes nothing by its default.
+    Study(path, ["select", "supernet"], Settings({**ABC.values, "train.new": 1}, {"train.new": 1}))
 
 
 def test_only_the_writer_touches_the_disk(tmp_path):
-    Study(tmp_path / "study.json", ["select"], "abc", write=False).start(0)
+    Study(tmp_path / "study.json", ["select"], ABC, write=False).start(0)
     assert list(tmp_path.iterdir()) == []
-    Study(tmp_path / "study.json", ["select"], "abc")
+    Study(tmp_path / "study.json", ["select"], ABC)
     assert json.loads((tmp_path / "study.json").read_text())["phases"][0]["status"] == "pending"

@@ -19,7 +19,7 @@ from lightning_tas.launch.checkpoints import newest_whole
 from lightning_tas.launch.results import find_checkpoint
 from lightning_tas.training.checkpoint import initialise, load_supernet
 from lightning_tas.training.config import TrainConfig
-from lightning_tas.training.sharded import consolidate, content, read_checkpoint, step_of
+from lightning_tas.training.sharded import consolidate, content, entries, read_checkpoint
 
 Make = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +97,7 @@ def test_a_folder_reads_like_the_file(file: Path, tmp_path: Path, make_net: Make
     got = read_checkpoint(folder)
     same(got["state_dict"], want["state_dict"])
     same(got["ema_state"]["average"], want["ema_state"]["average"])
-    assert (got["global_step"], got["epoch"], step_of(folder)) == (4, 1, 4)
+    assert (got["global_step"], got["epoch"], entries(folder)["global_step"]) == (4, 1, 4)
     for weights in ("live", "ema"):
         one, two = load_supernet(folder, weights), load_supernet(file, weights)  # type: ignore[arg-type]
         same(one.net.state_dict(), two.net.state_dict())
