@@ -91,21 +91,25 @@ def start(config: Config, net: Any, source: TASDataModule) -> None:
     if path is None:
         return
     with as_key("train.from_checkpoint"):
-        opened = opened_weights(config, Path(path), "train.from_checkpoint")
+        opened = opened_weights(config, Path(path), "train.from_checkpoint", tell=config.plan or not _is_meta(net))
         _inherit(config, net, opened, source)
 
 
 def _inherit(config: Config, net: Any, opened: Opened, source: TASDataModule) -> None:
-    meta = any(parameter.is_meta for parameter in net.parameters())  # planned: the data are not opened
-    names = source.known_names if config.data.class_names == "compare" and not meta else None
+    # A network on the meta device is planned: the data are not opened.
+    names = source.known_names if config.data.class_names == "compare" and not _is_meta(net) else None
     with seeded(config.seed, "head"):
         inherit(net, opened, names)
 
 
-def opened_weights(config: Config, path: Path, key: str) -> Opened:
+def _is_meta(net: Any) -> bool:
+    return any(parameter.is_meta for parameter in net.parameters())
+
+
+def opened_weights(config: Config, path: Path, key: str, tell: bool = True) -> Opened:
     """What the file at `path` holds, by `source` and `weights`; of several sets it is told which is read."""
     opened = open_weights(path, config.source, config.weights)
-    if len(opened.sets) > 1:
+    if tell and len(opened.sets) > 1:
         say(f"{key}: {opened}")
     return opened
 
@@ -253,7 +257,7 @@ def check_inherited(config: Config, source: TASDataModule, arch: Architecture) -
         net = make_network(arch, **network_options(config, source))
     if config.ckpt is not None:
         with as_key("ckpt"):
-            opened = opened_weights(config, find_checkpoint(config.ckpt), "ckpt")
+            opened = opened_weights(config, find_checkpoint(config.ckpt), "ckpt", tell=config.plan)
             if opened.saved is not None and opened.kind == "supernet":
                 load_supernet(opened).net.check(arch)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -71,7 +72,8 @@ def run(config: Config, command: str = "fit") -> None:
     folder = group.first(lambda: locate(config))
     phases.check(config)
     data = _data(config)
-    phases.check_weights(config)
+    with warnings.catch_warnings(action="ignore"):  # the phases will warn
+        phases.check_weights(config)
     measured = phases.check_selection(config, data, folder.path)
     made = folder.missing()
     group.barrier()  # no process has found a mistake

@@ -235,7 +235,7 @@ def check_weights(config: Config) -> None:
                 net = make_supernet(build.space(settings), **build.network_options(settings, data))
             build.start(settings, net, data)
         elif kind in ("search", "measure") and settings.ckpt is not None and "supernet" not in config.phases:
-            trained.supernet(settings)
+            trained.supernet(settings, tell=config.plan)
         elif kind == "retrain" and settings.arch is not None:
             build.check_inherited(settings, data, build.architecture(settings.arch)[1])
 

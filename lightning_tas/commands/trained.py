@@ -78,10 +78,10 @@ def load(config: Config, phase: str | None = None) -> Trained:
 
 
 @as_key("ckpt")
-def supernet(config: Config) -> LoadedSupernet:
+def supernet(config: Config, tell: bool = True) -> LoadedSupernet:
     """The supernet that `ckpt` (with `source`) names. Raises UserError as `load`, or where it is one network alone."""
     assert config.ckpt is not None
-    opened = build.opened_weights(config, find_checkpoint(config.ckpt, phase="supernet"), "ckpt")
+    opened = build.opened_weights(config, find_checkpoint(config.ckpt, phase="supernet"), "ckpt", tell)
     if opened.saved is not None:
         return load_supernet(opened)
     found = _foreign(opened, config)

@@ -17,6 +17,7 @@ from lightning_tas.launch.study import read_study
 from lightning_tas.published import read_collection
 from lightning_tas.reading import read_yaml
 from lightning_tas.search import Selection
+from lightning_tas.training.checkpoint import EXPORTED
 from lightning_tas.training.sharded import is_sharded
 
 # Two runs are identical when everything else in their result.json is.
@@ -100,7 +101,8 @@ def pick(archs: Mapping[str, Architecture], name: str, key: str = "arch") -> tup
 
 
 def find_checkpoint(path: Path | str, key: str = "ckpt", phase: str | None = None) -> Path:
-    """The checkpoint that `path` means: itself (a file, or a folder of DeepSpeed), or the last one of a run's folder.
+    """The checkpoint that `path` means: itself (a file, or a folder of DeepSpeed), the weights in an exported folder,
+    or the last checkpoint of a run's folder.
 
     A run's last one is what its phases handed on, or, while it is training or was stopped, its newest whole one.
     phase: `supernet` or `retrain`: of a run that has some of that phase, the last one of it.
@@ -110,6 +112,8 @@ def find_checkpoint(path: Path | str, key: str = "ckpt", phase: str | None = Non
         raise absent(key, path, "give a checkpoint or the folder of a run")
     if not path.is_dir() or is_sharded(path):
         return path
+    if (path / EXPORTED).is_file():
+        return path / EXPORTED
     study = path / "study.json"
     phases = read_study(study, key)["phases"] if study.exists() else []
     handed = [path / phase["outputs"]["checkpoint"] for phase in phases if "checkpoint" in phase["outputs"]]

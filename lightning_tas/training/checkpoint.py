@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lightning_tas.architecture import Architecture
 from lightning_tas.class_names import OtherClasses, class_order, reordered
 from lightning_tas.errors import UserError, as_key, typed, unknown
+from lightning_tas.reading import read_json
 from lightning_tas.search import Candidate
 from lightning_tas.spaces import SearchSpace, isotropic
 from lightning_tas.supernets import ElasticNetwork, NetOptions, load_weights, network, supernet
@@ -32,6 +33,8 @@ from lightning_tas.training.sharded import read_checkpoint
 from lightning_tas.training.trained import Trained
 
 VERSION = 1
+EXPORTED = "model.safetensors"
+"""The weights in a folder that the command `export` wrote; its config.json says of which network they are."""
 PREFIX = "net."
 """How the LightningModules name the network's parameters in ``state_dict``."""
 
@@ -120,6 +123,10 @@ def open_weights(path: str | Path, source: str | None = None, weights: str = AUT
     path = Path(path)
     content = read_checkpoint(path)
     saved = content.get(KEY)
+    exported = _exported(path) if source is None else None
+    if exported is not None:
+        which = exported["weights"]
+        return Opened(path, any_weights_of(content)[0], which, (which,), exported, None, exported)
     if isinstance(saved, dict):
         if source is not None:
             raise UserError(
@@ -143,6 +150,21 @@ def open_weights(path: str | Path, source: str | None = None, weights: str = AUT
             "set source=timm or source=autoprox"
         )
     return Opened(path, state, entry, tuple(filter(None, sets_in(content))), None, source, content)
+
+
+def _exported(path: Path) -> dict[str, Any] | None:
+    """What training would have written about a network that was exported to `path`, from the config.json beside it."""
+    beside = path.with_name("config.json")
+    content = read_json(beside, "ckpt") if path.name == EXPORTED and beside.is_file() else None
+    if not isinstance(content, dict) or content.get("architecture") != "tas_vit":
+        return None
+    try:
+        model = {**content["model_args"], "num_classes": content["num_classes"]}
+        names, weights = content["pretrained_cfg"].get("label_names"), content["weights"]
+        own = {"kind": "network", "arch": model.pop("arch"), "model": model, "class_names": names, "weights": weights}
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"ckpt: {str(beside)!r} is not a config.json that lightning_tas.export wrote") from None
+    return {**own, "seed": 0, "epoch": 0, "global_step": 0}
 
 
 def description(opened: Opened, kind: str) -> dict[str, Any]:

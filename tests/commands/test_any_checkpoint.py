@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import timm
 import torch
 
@@ -18,6 +19,7 @@ from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.entry import main
 from lightning_tas.commands.validate import _CHOICES
+from lightning_tas.supernets import model_config
 from lightning_tas.supernets.checkpoints import REFERENCE_NAMES, SOURCES
 
 SPACE: dict[str, Any] = {
@@ -101,8 +103,8 @@ def test_a_released_supernet_in_every_command(teacher: Any, capsys: pytest.Captu
     cut = teacher.subnet(arch)
     given = ["source=autoformer", "space=space.json"]
     uniform = [*given, "sampler.name=uniform", "phases=[supernet,measure]"]
+    phases.check_weights(fit("train.from_checkpoint=super.pth", "plan=true", *uniform))
     config = fit("train.from_checkpoint=super.pth", *uniform)
-    phases.check_weights(config)
     assert "weights 'model_ema' of 'model', 'model_ema'" in capsys.readouterr().out
     module = build.supernet_module(config, build.data(config))
     assert same(module.net, teacher) and module.net.bias_rule == "autoformer"
@@ -214,6 +216,20 @@ def test_a_network_alone_becomes_the_largest_of_a_supernet(files: Path) -> None:
     assert torch.equal(net(torch.ones(1, 3, 16, 16), space.largest()), alone(torch.ones(1, 3, 16, 16)))
     with pytest.raises(tas.UserError, match=r"is of the network .*, not of"):
         phases.check_weights(fit("train.from_checkpoint=own.ckpt", "arch=arch.json", recipe="retrain"))
+
+
+def test_an_exported_network_in_every_command() -> None:
+    net = random(tas.network(ARCH, **BUILD, pool="token"))
+    Path("out").mkdir()
+    safetensors.torch.save_file(net.state_dict(), "out/model.safetensors")
+    Path("out/config.json").write_text(json.dumps({**model_config(net, label_names=["a"] * 10), "weights": "ema"}))
+    for name in ("out", "out/model.safetensors"):
+        found = trained.load(config_from("evaluate", [f"ckpt={name}", *FACTS]))
+        assert found.alone and same(found.net, net) and found.net.options == net.options
+        assert (found.weights, found.class_names) == ("ema", ["a"] * 10)
+        config = fit(f"train.from_checkpoint={name}", "arch=arch.json", "model.pool=token", recipe="retrain")
+        phases.check_weights(config)
+        assert same(build.retrain_module(config, build.data(config), net.arch).net, net)
 
 
 def test_options_that_no_shape_tells_are_named(make_checkpoint: Callable[..., Path]) -> None:
