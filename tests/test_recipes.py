@@ -1,6 +1,6 @@
 """Every recipe: its values are the tables of the papers, it builds its real network, it plans and it runs whole.
 
-The literals are AutoFormer's appendix and PreNAS's table 7 (appendix C), not the released scripts, which contain slips
+The literals are AutoFormer's appendix and PreNAS's table 9 (appendix C), not the released scripts, which contain slips
 (the script called "tiny" trains base with mixup on).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_tas.commands import build, recipes
+from lightning_tas.commands import build, per_phase, recipes
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.entry import main
@@ -30,6 +30,7 @@ SHARED: dict[str, Any] = {
     "data.img_size": 224,
     "data.in_chans": None,
     "data.batch_size": 128,
+    "data.leak": False,
     "data.crop": "rrc",
     "data.crop_scale": [0.08, 1.0],
     "data.crop_pct": 0.875,
@@ -81,6 +82,7 @@ AUTOFORMER: dict[str, Any] = {
     "phases": ["supernet", "measure", "retrain"],
     "per_phase": RETRAIN,
     "sampler.name": "uniform",
+    "data.search_val": 100_000,
     "data.auto_augment": "rand-m9-mstd0.5-inc1",
     "data.recount": 1,
     "train.min_lr": 1e-5,
@@ -95,6 +97,8 @@ PRENAS: dict[str, Any] = {
     "phases": ["select", "supernet", "measure"],
     "per_phase": None,
     "sampler.name": "balanced",
+    "data.search_val": 0,
+    "trainer.check_val_every_n_epoch": 10,
     "select.mode": "paper",
     "select.margin": 1.0,
     "select.unit": "Mparams",
@@ -131,6 +135,7 @@ T_RAZOR: dict[str, Any] = {
     **AUTOFORMER,
     "phases": ["search", "retrain"],
     "per_phase": None,
+    "data.search_val": 0,
     "train.warmup_epochs": 5,
     "trainer.max_epochs": 300,
     "search.strategy": "blockwise",
@@ -204,6 +209,7 @@ TABLES: dict[str, dict[str, Any]] = {
     },
     "t_razor_fashion_mnist": {
         **FASHION,
+        "data.search_val": 0,
         "phases": ["search", "retrain"],
         "per_phase": None,
         "search.strategy": "blockwise",
@@ -240,6 +246,7 @@ TABLES: dict[str, dict[str, Any]] = {
         **SHARED,
         **AUTOFORMER,
         **NO_SEARCH,
+        "data.search_val": 0,
         "phases": ["retrain"],
         "per_phase": None,
         "space": None,
@@ -307,6 +314,20 @@ def test_published_batch_and_rate(name: str) -> None:
     assert build.global_batch(config) == 1024
     assert config.train.lr_batch is not None
     assert config.train.lr * 1024 / config.train.lr_batch == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "steps"),
+    [("prenas_tiny", "supernet", 1251), ("t_razor_base", "retrain", 1251), ("tf_tas_tiny", "retrain", 1251),
+     ("retrain", "retrain", 1251), ("autoformer_tiny", "retrain", 1251), ("etas_tiny", "supernet", 1153),
+     ("autoformer_small", "supernet", 1153)],
+)  # fmt: skip
+def test_steps_of_an_epoch_are_the_published_ones(name: str, phase: str, steps: int) -> None:
+    """DeiT's where nothing is chosen by images; 100,000 images fewer where a search chooses by them."""
+    assert build.data(per_phase.configs(config_of(name))[phase]).steps_per_epoch(8) == steps
+    if steps == 1153:
+        leaky = per_phase.configs(config_of(name, "data.leak=true"))[phase]
+        assert build.data(leaky).steps_per_epoch(8) == 1251
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -141,6 +141,7 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
         compare_classes=config.data.class_names == "compare",
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
+    module.trained_on = source.trained_on
     if selection is not None:
         module.set_candidates(selection.candidates)
     return module
@@ -221,6 +222,7 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
         compare_classes=config.data.class_names == "compare",
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
+    module.trained_on = source.trained_on
     return module
 
 

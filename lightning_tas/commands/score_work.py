@@ -157,6 +157,8 @@ def _from_supernet(config: Config, data: TASDataModule, names: tuple[str, ...]) 
         raise UserError(f"ckpt: {str(source.checkpoint)!r} is one network alone; give a supernet")
     if data.load().val is None and config.data.search_val == 0:
         raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
+    if source.supernet is not None:
+        data.check_unseen(source.supernet.trained_on, str(source.checkpoint))
     net = trained.fit_to_data(source, data)
     archs = sample(net.space, config.bench.networks or SAMPLED, config.seed)
     if len(archs) < 2:

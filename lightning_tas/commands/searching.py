@@ -172,6 +172,8 @@ def _supernet(context: Context) -> Any:
     if "checkpoint" in outputs:
         path = context.folder.path / outputs["checkpoint"]
         loaded = load_supernet(path)
+        if ACCURACY in judges(config.search):
+            context.data.check_unseen(loaded.trained_on, str(path))
         return trained.fitted(loaded.net, context.data, path, loaded.class_names, sees_images(config))
     return build.supernet(config, context.data) if config.ckpt is None else _of_checkpoint(config, context.data)
 
@@ -180,6 +182,8 @@ def _of_checkpoint(config: Config, data: TASDataModule) -> Any:
     source = trained.load(config, "supernet")
     if source.alone:
         raise UserError(f"ckpt: {str(source.checkpoint)!r} is one network alone; a search needs a supernet")
+    if ACCURACY in judges(config.search) and source.supernet is not None:
+        data.check_unseen(source.supernet.trained_on, str(source.checkpoint))
     return trained.fit_to_data(source, data, compare_names=sees_images(config))
 
 

@@ -49,7 +49,9 @@ class DataConfig:
     img_size: Any = None  # int or [H, W]; None: the native size
     in_chans: int | None = None  # None: the native channels
     num_classes: int | None = None  # None: as many as the data set has
-    search_val: float = 0.1  # share (< 1) or number of training images held out for search and validation
+    search_val: float = 0.1  # training images held out for search and validation: a share of each class (< 1), or
+    # a number in all, as many of each class
+    leak: bool = False  # train on the images held out for search as well, as some papers do
     train_subset: int | None = None  # train on so many images only, the same share of every class
     crop: str = "rrc"  # rrc: random resized crop; pad: random crop of the padded image; none
     crop_scale: list[float] = field(default_factory=lambda: [0.08, 1.0])  # area that rrc keeps

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from lightning_tas.data.dataset import AugmentedImages
 from lightning_tas.data.loader import CountedLoader
 from lightning_tas.data.registry import ArrayImages, Facts, ImageData, find, targets_of
 from lightning_tas.data.sampling import EvalOrder, TrainOrder
-from lightning_tas.data.splits import held_out, stratified
+from lightning_tas.data.splits import Splits, held_out
 from lightning_tas.data.stored import cache_folder
 from lightning_tas.data.verify import bad_images
 from lightning_tas.data.verify import check as check_images
@@ -30,14 +30,6 @@ from lightning_tas.errors import UserError
 
 IN_MEMORY = (ArrayImages, SyntheticImages)
 """Images that no file holds."""
-
-
-@dataclass(frozen=True)
-class Splits:
-    """Positions (int64, sorted) in the data set's training part: for training, and held out for search."""
-
-    train: np.ndarray
-    search_val: np.ndarray
 
 
 class TASDataModule(pl.LightningDataModule):
@@ -59,6 +51,7 @@ class TASDataModule(pl.LightningDataModule):
         self._known: Facts | None = self._entry.facts(config)
         self._data: ImageData | None = None
         self._splits: Splits | None = None
+        self.trained_on: dict[str, Any] | None = None  # once loaded: how the split was drawn, for `check_unseen`
         self._told: set[str] = set()  # bad images that have been named
         if self._known is not None:
             self._check_batch(self.num_train)
@@ -128,7 +121,8 @@ class TASDataModule(pl.LightningDataModule):
         if self._splits is not None:  # the facts had to be read from the data
             return len(self._splits.train)
         assert total is not None
-        total -= held_out(self.config.search_val, total)
+        if not self.config.leak:
+            total -= held_out(self.config.search_val, total)
         return total if self.config.train_subset is None else min(total, self.config.train_subset)
 
     def steps_per_epoch(self, world_size: int = 1) -> int:
@@ -228,24 +222,40 @@ class TASDataModule(pl.LightningDataModule):
 
     def _split(self, data: ImageData) -> Splits:
         targets = targets_of(data.train)
-        everything = np.arange(len(targets))
-        if data.val is not None:
-            held, train = np.zeros(0, dtype=np.int64), everything
-        else:
-            wanted = held_out(self.config.search_val, len(targets))
-            held = stratified(targets, wanted, self.seed, "search-val", leave_one=True)
-            if len(held) < wanted:
-                raise UserError(
-                    f"data.search_val: {self.config.search_val!r} is not valid; of {len(targets)} training images at "
-                    f"most {len(held)} can be held out, because each class needs one to train on"
-                )
-            train = np.delete(everything, held)
-        subset = self.config.train_subset
-        if subset is not None:
-            if subset > len(train):
-                raise UserError(f"data.train_subset: {subset} is not valid; there are {len(train)} training images")
-            train = train[stratified(targets[train], subset, self.seed, "train-subset")]
-        return Splits(train, held)
+        config, seed = self.config, self.seed
+        search_val = 0.0 if data.val is not None else config.search_val
+        splits = Splits.of(targets, search_val, config.leak, config.train_subset, seed)
+        digest = hashlib.sha256(np.ascontiguousarray(targets, dtype=np.int64).tobytes()).hexdigest()
+        self.trained_on = {
+            "search_val": search_val, "leak": config.leak, "train_subset": config.train_subset, "seed": seed,
+            "targets_sha256": digest,
+        }  # fmt: skip
+        return splits
+
+    def check_unseen(self, trained_on: Mapping[str, Any] | None, weights: str) -> None:
+        """Refuse to choose networks by images that the `weights` were trained on.
+
+        Args:
+            trained_on: what their training recorded of its split; None in files of earlier versions.
+
+        Raises:
+            UserError: names `data.search_val`; not with `data.leak`, nor where the data have a validation set.
+        """
+        data = self.load()
+        assert self._splits is not None and self.trained_on is not None
+        if trained_on is None or data.val is not None or self.config.leak:
+            return
+        if trained_on["targets_sha256"] != self.trained_on["targets_sha256"]:
+            return  # of other images
+        before = {key: trained_on[key] for key in ("search_val", "leak", "train_subset", "seed")}
+        seen = np.intersect1d(self._splits.search_val, Splits.of(targets_of(data.train), **before).train)
+        if len(seen):
+            raise UserError(
+                f"data.search_val: {weights} was trained on {len(seen):,} of the {len(self._splits.search_val):,} "
+                f"images held out here: its training had data.search_val={before['search_val']:g}, seed="
+                f"{before['seed']} and data.leak={str(before['leak']).lower()}; give the same, or data.leak=true to "
+                "choose by images that were trained on"
+            )
 
     def _check_batch(self, num_train: int) -> None:
         size = self.config.batch_size

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from lightning_tas.errors import UserError
 from lightning_tas.randomness import numpy_generator
 
 
@@ -29,13 +32,16 @@ def quotas(counts: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray:
     return take
 
 
-def stratified(targets: np.ndarray, total: int, seed: int, purpose: str, leave_one: bool = False) -> np.ndarray:
+def stratified(
+    targets: np.ndarray, total: int, seed: int, purpose: str, leave_one: bool = False, equal: bool = False
+) -> np.ndarray:
     """Positions (sorted, int64) of `total` samples, of each class its share, by (seed, purpose).
 
-    `leave_one` never takes the last sample of a class. The choice inside a class does not depend on the others.
+    `leave_one` never takes the last sample of a class, `equal` takes as many of each class as of any other. The choice
+    inside a class does not depend on the others.
     """
     labels, counts = np.unique(targets, return_counts=True)
-    take = quotas(counts, total, np.maximum(counts - int(leave_one), 0))
+    take = quotas(np.ones_like(counts) if equal else counts, total, np.maximum(counts - int(leave_one), 0))
     # The members of each class in their order, by one sort instead of a search for each of a thousand classes.
     by_class = np.split(np.argsort(targets, kind="stable"), np.cumsum(counts))[: len(labels)]
     chosen = []
@@ -47,3 +53,31 @@ def stratified(targets: np.ndarray, total: int, seed: int, purpose: str, leave_o
 def held_out(fraction_or_count: float, size: int) -> int:
     """Number of images that `search_val` asks for: a share below 1, or a count."""
     return round(fraction_or_count * size) if fraction_or_count < 1 else int(fraction_or_count)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Positions (int64, sorted) in the data set's training part: for training, and held out for search."""
+
+    train: np.ndarray
+    search_val: np.ndarray
+
+    @classmethod
+    def of(cls, targets: np.ndarray, search_val: float, leak: bool, train_subset: int | None, seed: int) -> Splits:
+        """Those of a training part with the classes `targets`; `leak`: what is held out is trained on as well."""
+        everything = np.arange(len(targets))
+        wanted = held_out(search_val, len(targets))
+        held = stratified(targets, wanted, seed, "search-val", leave_one=True, equal=search_val >= 1)
+        if len(held) < wanted:
+            raise UserError(
+                f"data.search_val: {search_val!r} is not valid; of {len(targets)} training images at most {len(held)} "
+                "can be held out, because each class needs one to train on"
+            )
+        train = everything if leak else np.delete(everything, held)
+        if train_subset is not None:
+            if train_subset > len(train):
+                raise UserError(
+                    f"data.train_subset: {train_subset} is not valid; there are {len(train)} training images"
+                )
+            train = train[stratified(targets[train], train_subset, seed, "train-subset")]
+        return cls(train, held)

@@ -45,13 +45,15 @@ Weights = Literal["auto", "ema", "live"]
 class LoadedSupernet:
     """A trained supernet; `weights` is "ema" or "live", `report` the networks that training measured, by label.
 
-    trained: which networks were trained; None in files of earlier versions.
+    trained: which networks were trained; trained_on: how the training images were split, see
+        `TASDataModule.check_unseen`. Both are None in files of earlier versions.
     """
 
     net: ElasticNetwork
     candidates: list[Candidate]
     report: dict[str, Architecture]
     trained: Trained | None
+    trained_on: dict[str, Any] | None
     class_names: list[str] | None
     weights: str
     seed: int
@@ -204,6 +206,7 @@ def load_supernet(path: str | Path | Opened, weights: Weights = "auto") -> Loade
         candidates=[Candidate.from_dict(candidate) for candidate in saved["candidates"]],
         report={label: Architecture.from_dict(arch) for label, arch in saved["report"].items()},
         trained=Trained.from_dict(saved["trained"]) if "trained" in saved else None,
+        trained_on=saved.get("trained_on"),
         class_names=saved["class_names"],
         weights=opened.weights,
         seed=saved["seed"],

@@ -74,6 +74,7 @@ class ClassifierModule(LightningModule):
         self.global_batch = global_batch
         self.seed = seed
         self.class_names = list(class_names) if class_names is not None else None
+        self.trained_on: Mapping[str, Any] | None = None  # kept in checkpoints, see `TASDataModule.check_unseen`
         self.num_classes = int(net.num_classes)  # type: ignore[arg-type]
         self.mixing = _build_mixing(train, self.num_classes)
         self.guard = StepGuard()
@@ -325,6 +326,7 @@ class ClassifierModule(LightningModule):
             "unused": self.unused,
             "guard": self.guard.state_dict(),
             "class_names": self.class_names,
+            "trained_on": self.trained_on,
             "max_epochs": self.trainer.max_epochs,
             "max_steps": self.trainer.max_steps,
             **self.describe(),

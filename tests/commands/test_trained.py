@@ -307,3 +307,14 @@ def test_training_starts_from_a_run_as_from_its_checkpoint(run: Path) -> None:
     module = build.supernet_module(config, build.data(config), read_selection(run / "selection.json"))
     trained_before = load_supernet(resolved).net.state_dict()
     assert all(torch.equal(value, trained_before[name]) for name, value in module.net.state_dict().items())
+
+
+def test_networks_are_not_chosen_by_images_that_their_weights_have_seen(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The split belongs to the weights, not to the command line."""
+    search = [f"ckpt={run}", "search.strategy=random", "search.options={networks: 2}", "search.score=accuracy", "run=b"]
+    for change in ("seed=1", "data.search_val=0.7"):
+        assert "was trained on" in refused(capsys, "search", *search, change)
+    scoring = [f"ckpt={run}", "bench.networks=3", "bench.proxies=[params]", "run=b"]
+    assert "was trained on" in refused(capsys, "score", *scoring, "seed=1")

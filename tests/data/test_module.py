@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from lightning_tas.data import ArrayImages, DataConfig, Facts, ImageData, TASDataModule, names, register, registry
 from lightning_tas.data.loader import CountedLoader
 from lightning_tas.data.registry import targets_of
+from lightning_tas.data.splits import Splits
 from lightning_tas.errors import UserError
 
 LIGHT: dict[str, Any] = {"crop": "pad", "auto_augment": None, "color_jitter": 0.0, "reprob": 0.0}
@@ -38,6 +39,64 @@ def test_splits_are_disjoint_stratified_and_seeded() -> None:
     targets = targets_of(one.load().train)
     assert np.abs(np.bincount(targets[held]) - 0.1 * np.bincount(targets)).max() < 1
     assert np.array_equal(held, same._splits.search_val) and not np.array_equal(held, other._splits.search_val)
+
+
+def test_a_number_of_held_out_images_is_the_same_of_each_class() -> None:
+    """As AutoFormer's 100 of each class of ImageNet, of which some have 732 images and most 1,300."""
+    targets = np.repeat(np.arange(4), [5, 40, 60, 80])
+    held = Splits.of(targets, 16, False, None, 0).search_val
+    assert np.bincount(targets[held]).tolist() == [4, 4, 4, 4]
+    scarce = Splits.of(targets, 40, False, None, 0).search_val
+    assert np.bincount(targets[scarce]).tolist() == [4, 12, 12, 12], "what a small class cannot give, the others do"
+    share = Splits.of(targets, 0.2, False, None, 0).search_val
+    assert np.bincount(targets[share]).tolist() == [1, 8, 12, 16]
+
+
+def test_images_that_choose_are_trained_on_where_leak_says_so() -> None:
+    one, leaky = module(search_val=100), module(search_val=100, leak=True)
+    assert (one.num_train, leaky.num_train) == (1337, 1437), "known before loading"
+    for m in (one, leaky):
+        m.load()
+    assert one._splits and leaky._splits
+    assert np.array_equal(one._splits.search_val, leaky._splits.search_val)
+    assert len(leaky._splits.train) == leaky.num_train == 1437
+
+
+@pytest.mark.parametrize(
+    ("trained", "now", "seen"),
+    [
+        ({}, {}, 0),
+        ({"search_val": 0}, {"search_val": 100}, 100),
+        ({"leak": True}, {}, 144),
+        ({"search_val": 100}, {"search_val": 50}, 0),  # of each class the first of the same order
+        ({"search_val": 0, "train_subset": 50}, {"search_val": 1000}, None),
+        ({"search_val": 0}, {"search_val": 100, "leak": True}, 0),
+        ({"search_val": 0}, {"name": "synthetic", "img_size": 8, "num_classes": 10}, 0),
+    ],
+)
+def test_weights_are_not_judged_by_images_that_they_have_seen(
+    trained: dict[str, Any], now: dict[str, Any], seen: int | None
+) -> None:
+    before, m = module(**trained), module(**now)
+    before.load()
+    m.load()
+    assert before._splits and m._splits
+    m.check_unseen(None, "weights of an earlier version")
+    if seen is None:
+        seen = len(np.intersect1d(before._splits.train, m._splits.search_val))
+        assert 0 < seen < 50
+    if not seen:
+        m.check_unseen(before.trained_on, "'a.ckpt'")
+        return
+    with pytest.raises(UserError, match=rf"data.search_val: 'a.ckpt' was trained on {seen} of the .*data.leak=true"):
+        m.check_unseen(before.trained_on, "'a.ckpt'")
+
+
+def test_another_seed_holds_out_images_that_were_trained_on() -> None:
+    before, m = module(seed=1), module(seed=2)
+    before.load()
+    with pytest.raises(UserError, match=r"search_val=0.1, seed=1 and data.leak=false"):
+        m.check_unseen(before.trained_on, "'a.ckpt'")
 
 
 def test_training_never_sees_what_is_held_out() -> None:
