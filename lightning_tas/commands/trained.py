@@ -87,7 +87,7 @@ def supernet(config: Config, tell: bool = True) -> LoadedSupernet:
     found = _foreign(opened, config)
     if found.alone:
         raise UserError(f"ckpt: {str(opened.path)!r} is one network alone; give a supernet")
-    return LoadedSupernet(found.net, [], found.archs, None, None, RELEASED, seed=0, epoch=0, global_step=0)
+    return LoadedSupernet(found.net, [], found.archs, None, None, None, RELEASED, seed=0, epoch=0, global_step=0)
 
 
 def run_of(path: Path) -> Path | None:
