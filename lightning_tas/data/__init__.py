@@ -1,11 +1,34 @@
-"""Images: data sets, splits, augmentation, and loaders that resume bit for bit."""
+"""Images: data sets, splits, augmentation, and loaders that resume bit for bit.
 
-from lightning_tas.data import arrays as _arrays  # these two register the built-in data sets
-from lightning_tas.data import images as _images
-from lightning_tas.data.config import DataConfig
-from lightning_tas.data.module import TASDataModule
-from lightning_tas.data.registry import ArrayImages, Facts, ImageData, names, register
+The names are imported on first use: what commands check of `data.*` before any work must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_tas.data.config import DataConfig
+    from lightning_tas.data.module import TASDataModule
+    from lightning_tas.data.registry import ArrayImages, Facts, ImageData, names, register
+
+_HOME = {
+    "ArrayImages": "registry",
+    "DataConfig": "config",
+    "Facts": "registry",
+    "ImageData": "registry",
+    "TASDataModule": "module",
+    "names": "registry",
+    "register": "registry",
+}
 
 __all__ = ["ArrayImages", "DataConfig", "Facts", "ImageData", "TASDataModule", "names", "register"]
 
-del _arrays, _images
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lightning_tas.data' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"lightning_tas.data.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -7,6 +7,8 @@ of the group `lightning_tas.datasets`, or, decorated, by its place as `data.name
 from __future__ import annotations
 
 import bisect
+import functools
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -17,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from lightning_tas.data.config import BUILT_IN, TIMM_PREFIXES, DataConfig, unknown_name
 from lightning_tas.data.config import ENTRY_POINTS as GROUP
-from lightning_tas.data.config import TIMM_PREFIXES, DataConfig, unknown_name
 from lightning_tas.errors import UserError
 from lightning_tas.plugins import resolve
 
@@ -109,6 +111,8 @@ def register(name: str, facts: Facts | FactsOf | None = None) -> Callable[[Load]
     """Decorator that makes `function(config) -> ImageData` available as `data.name=<name>`."""
 
     def add(load: Load) -> Load:
+        if name in BUILT_IN and not load.__module__.startswith("lightning_tas.data."):
+            raise UserError(f"data set {name!r} is registered already, by lightning_tas")
         if name in _ENTRIES and _ENTRIES[name].load is not load:
             raise UserError(f"data set {name!r} is registered already, by {_ENTRIES[name].load.__module__}")
         _ENTRIES[name] = Entry(name, load, facts if callable(facts) else _Known(facts))
@@ -129,11 +133,13 @@ class _Known:
 
 def names() -> list[str]:
     """Names of all data sets that `data.name` takes, without the prefixes of timm's factory."""
+    _load()
     return sorted({*_ENTRIES, *(point.name for point in entry_points(group=GROUP))})
 
 
 def find(name: str) -> Entry:
     """The data set called `name`; UserError with the nearest name when there is none."""
+    _load()
     if name in _ENTRIES:
         return _ENTRIES[name]
     for point in entry_points(group=GROUP):
@@ -147,6 +153,12 @@ def find(name: str) -> Entry:
     if ":" in name:
         return _ENTRIES[resolve("data.name", name, _loads, "lightning_tas.data.register")]
     raise unknown_name(name, names())
+
+
+@functools.cache
+def _load() -> None:
+    for module in ("arrays", "images"):  # they register the built-in data sets
+        importlib.import_module(f"lightning_tas.data.{module}")
 
 
 def _loads() -> dict[str, Load]:

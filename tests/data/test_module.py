@@ -16,6 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from lightning_tas.data import ArrayImages, DataConfig, Facts, ImageData, TASDataModule, names, register, registry
+from lightning_tas.data.config import BUILT_IN, TIMM_PREFIXES
 from lightning_tas.data.loader import CountedLoader
 from lightning_tas.data.registry import targets_of
 from lightning_tas.data.splits import Splits
@@ -252,6 +253,11 @@ def assert_striped(m: TASDataModule) -> None:
     assert (m.num_classes, m.img_size, m.in_chans, m.num_train) == (2, (6, 6), 1, 54)
     images, targets = next(iter(m.train_dataloader()))
     assert images.shape == (32, 1, 6, 6) and set(targets.tolist()) == {0, 1}
+
+
+def test_what_is_known_without_torch_is_what_there_is() -> None:
+    built_in = {name for name, entry in registry._ENTRIES.items() if entry.load.__module__.startswith("lightning_tas.")}
+    assert built_in == {*BUILT_IN, *TIMM_PREFIXES}
 
 
 def test_registered_by_decorator(monkeypatch: pytest.MonkeyPatch) -> None:
