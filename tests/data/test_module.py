@@ -22,6 +22,7 @@ from lightning_tas.data.registry import targets_of
 from lightning_tas.data.splits import Splits
 from lightning_tas.errors import UserError
 
+registry.names()  # the built-in data sets are there before any test puts a copy in the registry's place
 LIGHT: dict[str, Any] = {"crop": "pad", "auto_augment": None, "color_jitter": 0.0, "reprob": 0.0}
 
 
