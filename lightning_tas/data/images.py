@@ -66,8 +66,8 @@ def folder(config: DataConfig) -> ImageData:
         raise missing(config, expected, get)
     if not class_folders(root / "train"):
         raise missing(config, expected, get)
-    _beside(root, found)
     splits = {split: read(root / split, "folders", (), config) for split in found}
+    _say_unused(root, *splits.values())
     classes = splits["train"].classes
     for split, dataset in splits.items():
         _same_classes(root / split, dataset.classes, classes)
@@ -77,12 +77,15 @@ def folder(config: DataConfig) -> ImageData:
     return ImageData(splits["train"], test, list(classes), val=val)
 
 
-def _beside(root: Path, used: list[str]) -> None:
-    """Say what else lies in `root`."""
+def _say_unused(root: Path, *splits: StoredImages) -> None:
+    """Say what lies in `root` beside the folders or tars that were read."""
+    used: set[str] = set()
+    for split in splits:
+        used.update(split.index.files if split.root == root else [split.root.name])
     others = [name for name in sorted(os.listdir(root)) if name not in used and not hidden(name)]
     if others:
         shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
-        warnings.warn(f"data.root: not used of {root}: {len(others)} beside {', '.join(used)} ({shown})", stacklevel=3)
+        warnings.warn(f"data.root: not used of {root}: {len(others)} beside the splits ({shown})", stacklevel=3)
 
 
 def _same_classes(where: Path | str, found: list[str], wanted: list[str]) -> None:
@@ -110,6 +113,7 @@ def imagenet(config: DataConfig) -> ImageData:
         raise missing(config, _IMAGENET_EXPECTED, _IMAGENET_GET)
     train, val = (_imagenet_split(config, split) for split in ("train", "val"))
     _same_classes(config.root, val.classes, train.classes)
+    _say_unused(Path(config.root), train, val)
     return ImageData(train, val, train.classes, named=train.index.named)
 
 
@@ -188,6 +192,7 @@ def webdataset(config: DataConfig) -> ImageData:
     names, last = parts[0].classes, len(parts[1].classes) - 1
     if last >= len(names):
         raise UserError(f"data.root: {config.root} has test class {last}, training ends at {len(names) - 1}")
+    _say_unused(root, *parts)
     return ImageData(parts[0], parts[1], names, named=False)
 
 

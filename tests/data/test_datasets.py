@@ -259,12 +259,14 @@ def test_hidden_things_are_no_classes_and_the_unused_is_counted(tmp_path: Path, 
             Image.new("RGB", (9, 9)).save(tmp_path / split / litter / "a.png")
         for litter in (".DS_Store", "cat/.DS_Store", "cat/._a.png", "dog/Thumbs.db", "dog/notes.txt", "list.csv"):
             (tmp_path / split / litter).write_bytes(b"x")
+    (tmp_path / "extra").mkdir()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         module = load(name, tmp_path, img_size=8, search_val=0, num_classes=3)
         module.load()
     assert module.class_names == ["cat", "dog", "eel"] and module.num_train == 9
     said = [str(warning.message) for warning in caught if "not used" in str(warning.message)]
+    assert f"data.root: not used of {tmp_path}: 1 beside the splits (extra)" in said
     for split in ("train", "val"):
         (line,) = [line for line in said if str(tmp_path / split) in line]
         assert "1 *.txt (dog/notes.txt)" in line and "1 beside the class folders (list.csv)" in line
