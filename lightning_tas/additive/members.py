@@ -55,6 +55,7 @@ class _Layer:
     row: npt.NDArray[np.int32]
     start: Indices
     upto: Counts
+    sources: int  # labels of the level before
 
 
 class Members:
@@ -73,8 +74,8 @@ class Members:
         self.plan = make_plan(space, None, [costs[name] for name in limited])
         self._dtype = np.int64 if space.size() < 2**62 else object
         low, high = whole_bounds(limited)
-        self._layers = list(self._grow(self.plan, low[:, None], high[:, None], max_labels))
-        last = self._layers[-1].upto
+        self.layers = list(self._grow(self.plan, low[:, None], high[:, None], max_labels))
+        last = self.layers[-1].upto
         self.total = int(last[-1]) if len(last) else 0
 
     def _grow(self, plan: Plan, low: npt.NDArray[Any], high: npt.NDArray[Any], max_labels: int) -> Any:
@@ -88,6 +89,7 @@ class Members:
             if left < 0:
                 raise TooMany(f"more than {max_labels:,} partial networks of space {self.space.name!r} differ in costs")
             parent, edge = extend(step, state)
+            sources = len(state)
             state, cost, settled = step.target[edge], cost[:, parent] + step.costs[:, edge], settled[:, parent]
             lowest, highest = cost + least[level][:, state], cost + most[level][:, state]
             # A cost that stays within bounds whatever follows needs no telling apart.
@@ -103,7 +105,7 @@ class Members:
             ends = np.append(starts[1:], len(order)) - 1
             count = np.diff(np.concatenate([np.zeros(1, dtype=self._dtype), upto[ends]])) if len(kept) else upto
             rows = step.row[edge[order]].astype(np.int32)
-            yield _Layer(parent[order].astype(np.int32), rows, np.append(starts, len(order)), upto)
+            yield _Layer(parent[order].astype(np.int32), rows, np.append(starts, len(order)), upto, sources)
 
     def __len__(self) -> int:
         return self.total
@@ -117,7 +119,7 @@ class Members:
             return np.empty((0, self.plan.width), dtype=np.int16)
         rows: list[Indices] = []
         label = np.zeros(len(rank), dtype=np.intp)
-        for layer in reversed(self._layers):
+        for layer in reversed(self.layers):
             before = np.concatenate([np.zeros(1, dtype=self._dtype), layer.upto])
             place = rank + before[layer.start[label]]
             way = np.searchsorted(layer.upto, place, side="right")

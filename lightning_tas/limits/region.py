@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tas.additive import Members, Problem, Term, TooMany, Total, best, ranges
+from lightning_tas.additive import Members, Paths, Problem, Term, TooMany, Total, best, ranges
 from lightning_tas.costs import CostOptions, cost_options, formula
 from lightning_tas.costs.terms import cost_terms
 from lightning_tas.errors import UserError
@@ -185,6 +185,21 @@ class Region:
             return Members(self.space, *self.whole_limits(), max_labels=LABELS)
         except TooMany:
             return None
+
+    @cached_property
+    def paths(self) -> Paths:
+        """The networks within those limits that are sums of tables, as the graph that moves are drawn from.
+
+        They are exactly the region where `exact` and `paths.exact` are true; else draws are to be checked by `allowed`.
+        """
+        sums = {name: q for name, q in self.sums.items() if name in self.limits.bounds}
+        bounds = {
+            name: _times(self.limits.bounds[name], q.per)
+            if _whole(q.total)
+            else (self.limits.bounds[name][0] * q.per, self.limits.bounds[name][1] * q.per)
+            for name, q in sums.items()
+        }
+        return Paths.within(self.space, {name: q.total for name, q in sums.items()}, bounds)
 
     def size(self) -> int | None:
         """The exact number of networks within the limits; None where it cannot be counted."""

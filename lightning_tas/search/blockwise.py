@@ -6,7 +6,9 @@ choices of their own the stage that governs them stands for them (`sites.Sites`)
 
 A generation changes the 50 best networks of the archive, ranked anew. A mutant redraws its share of lowest blocks, each
 to another one; a child takes over from a partner of the same width the blocks that are better there. The pair is drawn
-for every child, since Algorithm 1 read literally makes all children of a step equal.
+for every child, since Algorithm 1 read literally makes all children of a step equal. Whether width and depth of a
+mutant are open is drawn first, as they are not the paper's; what is open is then drawn within the limits. The lowest
+blocks of a network at an upper limit are its small ones: where no change of them is within, others are released.
 
 Velocity: networks are discrete, so eq. 12 cannot move one. Each place i of the population has x_i, the percentile of
 its member's value in the archive, and v_i <- w v_i + g1 u1 (pb_i - x_i) + g2 u2 (1 - x_i), which sets the share of
@@ -18,7 +20,7 @@ member keeps its place while it is among the best, and a newcomer takes the plac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,18 +29,16 @@ import numpy as np
 from lightning_tas.errors import UserError
 from lightning_tas.limits import Region
 from lightning_tas.proxies.registry import least, named, one_of
+from lightning_tas.search.block_moves import changes, exchanges, handed, released
 from lightning_tas.search.evolution import Generational, GenerationSettings
 from lightning_tas.search.history import Codes
 from lightning_tas.search.objective import OTHERS, FloatArray, Objective, Scores, dropped
 from lightning_tas.search.settings import Probability
-from lightning_tas.search.sites import BlockRanks, Site, Sites
+from lightning_tas.search.sites import BlockRanks, Sites
 from lightning_tas.search.strategy import Draft, register_strategy
 
+Laws = Callable[[list[int]], "list[FloatArray]"]
 DONORS, FINALS = ("same", "best"), ("archive", "population")
-# Pairs whose children are looked at together.
-_CHUNK = 128
-# Redraws of a stage's choices until one of them differs.
-_REDRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,10 @@ class BlockwiseSettings(GenerationSettings):
     guide: whose per-block numbers rank blocks: "dss_pp" (diversity and saliency), or a proxy with parts per block, as
     "dss" for the ablation; None is "dss" with that as the objective, else "dss_pp". rho: share of blocks that change
     without pso. pso: eqs. 12-13 set the share, see the module. inertia, pull_own, pull_best: w, g1, g2.
-    pso_noise: the factors u in [0, 1) of particle swarms, which the paper's equation lacks. donor: a child's new block
-    is its partner's at the same index, or the partner's best block of the stage. final: where the winner is taken from.
+    pso_noise: the factors u in [0, 1) of particle swarms, which the paper's equation lacks. release: where a move has
+    nothing within the limits, further blocks may change, one by one, until it has (`block_moves`). donor: a child's
+    new block is its partner's at the same index, or the partner's best block of the stage. final: where the winner is
+    taken from.
     """
 
     generations: Annotated[int, least(0)] = 160
@@ -62,6 +64,7 @@ class BlockwiseSettings(GenerationSettings):
     inertia: Annotated[float, least(0)] = 0.7
     pull_own: Annotated[float, least(0)] = 1.5
     pull_best: Annotated[float, least(0)] = 1.5
+    release: bool = True
     donor: Annotated[str, one_of(DONORS)] = "same"
     final: Annotated[str, one_of(FINALS)] = "archive"
 
@@ -104,8 +107,8 @@ class Blockwise(Generational):
         score = scores[self._source]
         return score.blocks.get(quantity, ()) if quantity else score.parts
 
-    def _check(self, place: int, row: Codes, scores: Scores) -> None:
-        super()._check(place, row, scores)
+    def check_scores(self, place: int, row: Codes, scores: Scores) -> None:
+        super().check_scores(place, row, scores)
         depth = sum(self.sites.depths(row))
         for quantity in self._quantities if scores[self._source].valid else ():
             given = len(self._numbers(scores, quantity))
@@ -172,62 +175,66 @@ class Blockwise(Generational):
 
     # --- moves --------------------------------------------------------------------------------------------------------
 
-    def _mutant(self, slot: int, attempt: int) -> Codes | None:
-        rng = self.rng("mutant", slot, attempt)
+    def _mutant(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
+        """A member with other choices in each of its lowest blocks; by chance depth and width are open, too."""
+        s, rng = self.settings, self.rng("mutant", slot, attempt)
         place = int(rng.integers(len(self._slots)))
-        child = self.history.rows[self._slots[place]].copy()
-        for j in self._order[place][: self._count[place]]:
-            child = self._changed(child, self.sites.sites[j], rng)
-        s = self.settings
-        mask = np.zeros(len(child), dtype=bool)
+        parent = self.history.rows[self._slots[place]]
         chances = [s.depth_prob if self.sites.is_depth(c) else s.embed_prob for c in self.sites.others]
-        mask[self.sites.others] = rng.random(len(chances)) < chances
-        return self.space.redraw_codes(child, mask, int(rng.integers(2**62))) if mask.any() else child
+        rates = np.zeros(len(parent))
+        rates[self.sites.others] = rng.random(len(chances)) < chances
+        changed, kept = self._order[place][: self._count[place]], self._order[place][self._count[place] :]
+        return self._draw(
+            draft,
+            lambda freed: changes(self.moves, self.sites, parent, rates, changed, freed),
+            released(self.region, self.sites, parent, changed, kept),
+            rng,
+            [parent],
+        )
 
-    def _changed(self, row: Codes, site: Site, rng: np.random.Generator) -> Codes:
-        """A network with other choices at a site, at least one of them, wherever the space allows any."""
-        columns = site.columns
-        if self.sites.kind == "block":
-            choices = self.space.block_choices(row, site.stage)
-            others = choices[(choices != row[columns]).any(axis=1)]
-            if len(others):
-                row[columns] = others[int(rng.integers(len(others)))]
-            return row
-        mask = np.zeros(len(row), dtype=bool)
-        mask[columns] = True
-        for _ in range(_REDRAWS):
-            changed: Codes = self.space.redraw_codes(row, mask, int(rng.integers(2**62)))
-            if (changed[columns] != row[columns]).any():
-                break
-        return changed
+    def _draw(
+        self, draft: Draft, laws: Laws, sites: Iterator[int], rng: np.random.Generator, avoid: list[Codes]
+    ) -> Codes | None:
+        """A draw by the laws for the sites that are released: none at first, one more while nothing is within."""
+        freed: list[int] = []
+        while True:
+            drawn = draft.draw(laws(freed), rng, avoid)
+            if not (drawn.empty and self.settings.release) or (site := next(sites, None)) is None:
+                return drawn.row
+            freed.append(site)
+            draft.tally.released += 1
 
     def _cross(self, draft: Draft) -> None:
-        """Children of pairs in random order, each pair once: what a pair gives is settled by its scores.
+        """Children of pairs in random order, each pair once; where pairs have no more new ones, mutants."""
+        s, wanted = self.settings, len(draft) + self.settings.children
+        pairs = np.argwhere(self._partners)[self.rng("pairs").permutation(int(self._partners.sum()))].tolist()
+        more = iter(pairs[: s.tries * s.children])
 
-        So there may be less than wanted, since many are known already; mutants take their places.
-        """
-        s, end = self.settings, len(draft) + self.settings.children
-        pairs = np.argwhere(self._partners)[self.rng("pairs").permutation(int(self._partners.sum()))]
-        for start in range(0, min(len(pairs), s.tries * s.children), _CHUNK):
-            if len(draft) >= end:
-                return
-            chunk = pairs[start : start + _CHUNK].tolist()
-            children = [child for a, b in chunk if (child := self._child(a, b)) is not None]
-            if children:
-                draft.offer(np.stack(children), end - len(draft))
-        draft.fill(end - len(draft), lambda slot, attempt: self._mutant(s.mutants + slot, attempt), s.tries)
+        def child(slot: int, attempt: int) -> Codes | None:
+            pair = next(more, None)
+            return None if pair is None else self._child(draft, *pair)
 
-    def _child(self, a: int, b: int) -> Codes | None:
-        """Member `a` with the blocks that are better in `b`, its lowest ones; None where there are none."""
+        draft.fill(s.children, child, s.tries)
+        draft.fill(wanted - len(draft), lambda slot, attempt: self._mutant(draft, s.mutants + slot, attempt), s.tries)
+
+    def _child(self, draft: Draft, a: int, b: int) -> Codes | None:
+        """Member `a` with the blocks that are better in `b`, its lowest ones; None where none is new."""
         better = (self._site_scores[a] < self._site_scores[b]).tolist()
-        lower = [j for j in self._order[a] if better[j]][: self._count[a]]
+        lower = [j for j in self._order[a] if better[j]]
         if not lower:
             return None
-        child, other = self.history.rows[self._slots[a]].copy(), self.history.rows[self._slots[b]]
-        sites = self.sites.sites
+        own, other = (self.history.rows[self._slots[i]] for i in (a, b))
+        whole = own.copy()
         for j in lower:
-            child[sites[j].columns] = other[sites[self._donor(b, j)].columns]
-        return child
+            whole[self.sites.sites[j].columns] = other[self.sites.sites[self._donor(b, j)].columns]
+        taken, left = lower[: self._count[a]], lower[self._count[a] :]
+        return self._draw(
+            draft,
+            lambda freed: exchanges(self.moves, self.sites, own, whole, taken, freed),
+            handed(self.region, self.sites, own, whole, taken, left),
+            self.rng("child", a, b),
+            [own, other],
+        )
 
     def _donor(self, place: int, site: int) -> int:
         """Where a member gives from: the same site or, with donor="best", its best block in that stage."""
@@ -238,20 +245,20 @@ class Blockwise(Generational):
 
     # --- result and state ---------------------------------------------------------------------------------------------
 
-    def _eligible(self) -> Sequence[int] | None:
+    def eligible(self) -> Sequence[int] | None:
         """With final="population": the last population and what came of it."""
         if self.settings.final == "archive" or not self.generation:
             return None
         return sorted({*self._slots, *self.history.since(self.generation - 1)})
 
-    def _extra_state(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         return {
             "slots": list(self._slots),
             "velocity": list(self._velocity),
             "own_best": list(self._own_best),
         }
 
-    def _load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
         self._slots, self._velocity = list(state["slots"]), list(state["velocity"])
         self._own_best = list(state["own_best"])
         self._forget()

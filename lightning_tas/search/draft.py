@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 
 import numpy as np
 
 from lightning_tas.limits import Region
 from lightning_tas.search.history import Codes, key
+from lightning_tas.search.moves import Drawn, Moves, Tally
+from lightning_tas.search.objective import FloatArray
 
-# Proposals in a row that may not enter before a draft gives up on moves; AutoFormer's limit on tries is as high.
+# Moves in a row that bring nothing before a draft gives up on them; AutoFormer's limit on tries is as high.
 _IDLE = 250
+# Rounds of random draws before the region is asked for what is left: it knows where to look, but counts nothing.
+_ROUNDS = 8
 
-Make = Callable[[int, int], Codes | None]
+Make = Callable[[int, int], "Codes | None"]
 
 
 class Draft:
-    """One generation while it is proposed: members within the limits, distinct, none of them seen before."""
+    """One generation while it is proposed: members within the limits, distinct, none of them seen before.
 
-    def __init__(self, region: Region, seen: Iterable[bytes], size: int | None = None) -> None:
+    proposed, distinct: networks that were offered or should have come from a move, and those of them that were new.
+    """
+
+    def __init__(self, moves: Moves, seen: Iterable[bytes], size: int | None = None) -> None:
         """size: how many networks there are within the limits, where that is known."""
-        self.region = region
+        self.moves = moves
+        self.region: Region = moves.region
         self.seen = set(seen)
         self._size = size
         self.rows: list[Codes] = []
         self.proposed = self.distinct = 0
+        self.tally = Tally()
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What it took: networks proposed, distinct and accepted, and the draws of moves (`Tally`)."""
+        own = {"proposed": self.proposed, "distinct": self.distinct, "accepted": len(self)}
+        return {**own, **asdict(self.tally)}
 
     @property
     def exhausted(self) -> bool:
@@ -50,24 +66,47 @@ class Draft:
             self.distinct += new
             taken.append(ok and new)
             if ok and new:
-                self.seen.add(key(row))
-                self.rows.append(row.astype(np.int16))
+                self._take(row)
                 room -= 1
         return taken
 
-    def fill(self, slots: int, make: Make, tries: int) -> None:
-        """Give each slot the first of ``make(slot, attempt)``, attempt < `tries`, that may enter; None is no proposal.
+    def _take(self, row: Codes) -> None:
+        self.seen.add(key(row))
+        self.rows.append(row.astype(np.int16))
 
-        All open slots try together, so that membership and costs are computed for many networks at once. When many
-        proposals in a row are in vain the rest of the slots stay open: there is nothing left around the parents.
+    def draw(self, laws: Sequence[FloatArray], rng: np.random.Generator, avoid: Sequence[Codes] = ()) -> Drawn:
+        """A network by one of the laws of `moves`: within the limits, new, and none of `avoid`, the parents."""
+        drawn = self.moves.draw(laws, rng, self.seen, avoid, self.tally)
+        self.proposed += drawn.row is None and not (drawn.empty or drawn.known)  # in vain, where there may be some
+        return drawn
+
+    def fill(self, slots: int, make: Make, tries: int) -> None:
+        """Give each slot the first network of ``make(slot, attempt)``, attempt < `tries`, that is one; None is none.
+
+        `make` draws by `draw`. When many moves in a row bring nothing the rest of the slots stay open: there is
+        nothing left around the parents.
         """
-        open_slots, idle = list(range(slots)), 0
-        for attempt in range(tries):
-            if not open_slots or idle >= _IDLE or self.exhausted:
+        idle = 0
+        for slot in range(slots):
+            for attempt in range(tries):
+                if idle >= _IDLE or self.exhausted:
+                    return
+                row = make(slot, attempt)
+                if row is not None and self.offer(row[None])[0]:
+                    idle = 0
+                    break
+                idle += 1
+
+    def fill_random(self, most: int, rng: np.random.Generator, seed: int) -> None:
+        """At most so many random members, every choice uniform; fewer only where there are no more."""
+        wanted = len(self) + most
+        for _ in range(_ROUNDS):
+            if len(self) >= wanted or self.exhausted:
                 return
-            made = [(slot, row) for slot in open_slots if (row := make(slot, attempt)) is not None]
-            if made:
-                taken = self.offer(np.stack([row for _, row in made]))
-                filled = {slot for (slot, _), ok in zip(made, taken, strict=True) if ok}
-                open_slots = [slot for slot in open_slots if slot not in filled]
-                idle = 0 if filled else idle + len(made)
+            for row in self.moves.random(rng, wanted - len(self), self.tally):
+                if key(row) in self.seen:
+                    self.tally.again += 1
+                else:
+                    self.offer(row[None])
+        if len(self) < wanted:
+            self.offer(self.region.sample(seed, wanted - len(self), self.seen), wanted - len(self))

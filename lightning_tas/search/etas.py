@@ -65,7 +65,7 @@ class Etas(Strategy):
         self.filter = None if name is None else Objective.of(name)
         self._scores: dict[bytes, Scores] = {}
         self._pool: list[Codes] = []
-        self._pool_counts = (0, 0, 0)
+        self._pool_counts: dict[str, int] = {}
         self._filtering = False
 
     @classmethod
@@ -88,7 +88,7 @@ class Etas(Strategy):
         self._prepare()
         return self.filter.needs if self.filter is not None and self._filtering else self.objective.needs
 
-    def _finished(self) -> str:
+    def finished(self) -> str:
         if self._pool or not self.generation:
             return ""
         if self.generation > self.settings.iterations:
@@ -99,74 +99,69 @@ class Etas(Strategy):
             return f"converged: no better network in {self.settings.patience} iterations"
         return ""
 
-    def _propose(self) -> Draft:
+    def propose(self, draft: Draft) -> None:
         s = self.settings
         keep, size = (s.keep, s.pool) if self.generation else (s.first, s.first_pool)
         if not self._pool:
-            draft = self._new_pool(keep if self.filter is None else size)
-            self._pool, self._pool_counts = draft.rows, (draft.proposed, draft.distinct, len(draft))
+            pool = self._new_pool(keep if self.filter is None else size)
+            self._pool, self._pool_counts = pool.rows, pool.counts
         if self.filter is None:
-            return self._asked(self._pool)
+            draft.rows = list(self._pool)
+            return
         unknown = [row for row in self._pool if key(row) not in self._scores]
         self._filtering = bool(unknown)
         if unknown:
-            return self._asked(unknown)
+            draft.rows = unknown
+            return
         values = self.filter.values([self._scores[key(row)] for row in self._pool])
         order = best_first(values)
         # Networks that the filter finds invalid are taken only where there are no others.
         order += [i for i in range(len(self._pool)) if i not in set(order)]
-        return self._asked([self._pool[i] for i in order[:keep]])
-
-    def _asked(self, rows: list[Codes]) -> Draft:
-        draft = self._draft()
-        draft.rows = list(rows)
-        return draft
+        draft.rows = [self._pool[i] for i in order[:keep]]
 
     def _new_pool(self, size: int) -> Draft:
-        draft = self._draft()
+        draft = self.draft()
         self._parents = [self.history.rows[i] for i in self.history.top(self.settings.first)]
         if self._parents:
-            draft.fill(size, self._mutant, self.settings.tries)
-        self._add_random(draft, size - len(draft))
+            draft.fill(size, lambda slot, attempt: self._mutant(draft, slot, attempt), self.settings.tries)
+        self.add_random(draft, size - len(draft))
         return draft
 
-    def _mutant(self, slot: int, attempt: int) -> Codes | None:
-        parent = self._parents[int(self.rng("mutant", slot, attempt).integers(len(self._parents)))]
-        p = self.settings.mutate_prob
-        seed = self.derived("mutant", slot, attempt)
-        mutant: Codes = self.space.mutate_codes(parent, seed, network_prob=p, stage_prob=p, block_prob=p)
-        return mutant
+    def _mutant(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
+        rng = self.rng("mutant", slot, attempt)
+        parent = self._parents[int(rng.integers(len(self._parents)))]
+        rates = np.full(len(parent), self.settings.mutate_prob)
+        return draft.draw(self.moves.mutation(parent, rates), rng, [parent]).row
 
-    def _record(self, row: Codes, scores: Scores, costs: Mapping[str, float]) -> None:
+    def record(self, row: Codes, scores: Scores, costs: Mapping[str, float]) -> None:
         if self._filtering:
             self._scores[key(row)] = dict(scores)
         else:
-            super()._record(row, {**self._scores.get(key(row), {}), **scores}, costs)
+            super().record(row, {**self._scores.get(key(row), {}), **scores}, costs)
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         if self._filtering:
             return
         self._pool = []
-        self._close_generation(*self._pool_counts)
+        self.close_generation(self._pool_counts)
         self.stats[-1]["filtered"] = self.filtered
 
-    def _extra_state(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         return {
             "filtered": [
                 [np.frombuffer(row, dtype=np.int16).tolist(), {name: pack(one) for name, one in scores.items()}]
                 for row, scores in self._scores.items()
             ],
             "pool": [row.tolist() for row in self._pool],
-            "pool_counts": list(self._pool_counts),
+            "pool_counts": dict(self._pool_counts),
             "filtering": self._filtering,
         }
 
-    def _load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
         self._scores = {
             key(np.asarray(row, dtype=np.int16)): {name: unpack(one) for name, one in scores.items()}
             for row, scores in state["filtered"]
         }
         self._pool = [np.asarray(row, dtype=np.int16) for row in state["pool"]]
-        proposed, distinct, accepted = state["pool_counts"]
-        self._pool_counts = (proposed, distinct, accepted)
+        self._pool_counts = dict(state["pool_counts"])
         self._filtering = state["filtering"]

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
+
+import numpy as np
 
 from lightning_tas.errors import UserError
 from lightning_tas.proxies.registry import least
 from lightning_tas.search.history import Codes
+from lightning_tas.search.moves import Unit
+from lightning_tas.search.objective import FloatArray
 from lightning_tas.search.settings import NoSettings, Probability
 from lightning_tas.search.strategy import Draft, Strategy, register_strategy
 
@@ -60,42 +65,56 @@ class Generational(Strategy):
 
     Settings = GenerationSettings
     settings: GenerationSettings
+    _parents: list[Codes]
 
     @property
     def budget(self) -> int:
         return self.settings.population * (1 + self.settings.generations)
 
-    def _propose(self) -> Draft:
-        s, draft = self.settings, self._draft()
+    def propose(self, draft: Draft) -> None:
+        s = self.settings
+        self._spent: set[tuple[int, int]] = set()
         if self.generation and self._begin():
-            draft.fill(s.mutants, self._mutant, s.tries)
+            draft.fill(s.mutants, lambda slot, attempt: self._mutant(draft, slot, attempt), s.tries)
             self._cross(draft)
-        self._add_random(draft, s.population - len(draft))
-        return draft
+        self.add_random(draft, s.population - len(draft))
 
     @abstractmethod
     def _begin(self) -> bool:
         """Choose the parents of a generation; False when there are none (nothing valid was told)."""
 
     @abstractmethod
-    def _mutant(self, slot: int, attempt: int) -> Codes | None:
-        """A mutant to try in a slot."""
+    def _mutant(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
+        """A mutant for a slot."""
 
     @abstractmethod
-    def _cross(self, draft: Draft) -> None:
-        """Add the children of two parents."""
+    def _child(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
+        """A child of two parents for a slot."""
 
-    def _mutate(self, parent: Codes, seed: int, unit: str) -> Codes:
+    def _cross(self, draft: Draft) -> None:
         s = self.settings
-        return self.space.mutate_codes(
-            parent,
-            seed,
-            network_prob=s.embed_prob,
-            stage_prob=s.embed_prob,
-            block_prob=s.block_prob,
-            probs={"depth": s.depth_prob},
-            unit=unit,
-        )
+        draft.fill(s.children, lambda slot, attempt: self._child(draft, slot, attempt), s.tries)
+
+    @cached_property
+    def _rates(self) -> FloatArray:
+        """The probability that each choice (columns,) is redrawn."""
+        s = self.settings
+        skeleton = [s.depth_prob if column.name == "depth" else s.embed_prob for column in self.space.columns]
+        return np.where([column.block is None for column in self.space.columns], skeleton, s.block_prob)
+
+    def _mutate(self, draft: Draft, parent: Codes, rng: np.random.Generator, unit: Unit) -> Codes | None:
+        return draft.draw(self.moves.mutation(parent, self._rates, unit), rng, [parent]).row
+
+    def _between(self, draft: Draft, first: int, second: int, rng: np.random.Generator, unit: Unit) -> Codes | None:
+        """A child of two parents by their numbers; a pair whose children are all known is not asked again."""
+        pair = (min(first, second), max(first, second))
+        if pair in self._spent:
+            return None
+        a, b = (self._parents[i] for i in pair)
+        drawn = draft.draw(self.moves.crossover(a, b, unit), rng, [a, b])
+        if drawn.empty or drawn.known:
+            self._spent.add(pair)
+        return drawn.row
 
 
 @dataclass(frozen=True)
@@ -123,14 +142,11 @@ class Evolution(Generational):
         self._depths = [tuple(row[depths].tolist()) for row in self._parents]
         return bool(chosen)
 
-    def _mutant(self, slot: int, attempt: int) -> Codes | None:
-        parent = self._parents[int(self.rng("mutant", slot, attempt).integers(len(self._parents)))]
-        return self._mutate(parent, self.derived("mutant", slot, attempt), "gene")
+    def _mutant(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
+        rng = self.rng("mutant", slot, attempt)
+        return self._mutate(draft, self._parents[int(rng.integers(len(self._parents)))], rng, "gene")
 
-    def _cross(self, draft: Draft) -> None:
-        draft.fill(self.settings.children, self._child, self.settings.tries)
-
-    def _child(self, slot: int, attempt: int) -> Codes | None:
+    def _child(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
         rng = self.rng("child", slot, attempt)
         first = int(rng.integers(len(self._parents)))
         partners = [
@@ -138,9 +154,6 @@ class Evolution(Generational):
             for i in range(len(self._parents))
             if i != first and (not self.settings.equal_depth or self._depths[i] == self._depths[first])
         ]
-        seed = self.derived("child", slot, attempt)
         if not partners:
-            return self._mutate(self._parents[first], seed, "gene")
-        second = partners[int(rng.integers(len(partners)))]
-        child: Codes = self.space.crossover_codes(self._parents[first], self._parents[second], seed)
-        return child
+            return self._mutate(draft, self._parents[first], rng, "gene")
+        return self._between(draft, first, partners[int(rng.integers(len(partners)))], rng, "gene")

@@ -58,7 +58,7 @@ class Exhaustive(Strategy):
     def budget(self) -> int:
         return self._number
 
-    def _finished(self) -> str:
+    def finished(self) -> str:
         # The budget is their number: the search ends because there are no more, not because it was cut short.
         if len(self.history) < self._number:
             return ""
@@ -74,7 +74,5 @@ class Exhaustive(Strategy):
             found.append(codes[self.region.allowed(codes)])
         return np.concatenate(found)
 
-    def _propose(self) -> Draft:
-        draft = self._draft()
+    def propose(self, draft: Draft) -> None:
         draft.offer(self._all[len(self.history) :][: self.settings.batch])
-        return draft

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -150,16 +151,15 @@ class Nsga2(Strategy):
         chosen = valid[nondominated(points[valid])]
         return [self.history.entry(int(chosen[i])) for i in best_first(self.history.values[chosen])]
 
-    def _propose(self) -> Draft:
-        s, draft = self.settings, self._draft()
+    def propose(self, draft: Draft) -> None:
+        s = self.settings
         if self.generation:
             points = self.points()
             survivors = self._select(points, sorted({*self._members, *self.history.since(self.generation - 1)}))
             self._members, self._ranked = [i for i, _, _ in survivors], survivors
             if survivors:
-                draft.fill(s.population, self._child, s.tries)
-        self._add_random(draft, s.population - len(draft))
-        return draft
+                draft.fill(s.population, lambda slot, attempt: self._child(draft, slot, attempt), s.tries)
+        self.add_random(draft, s.population - len(draft))
 
     def _select(self, points: FloatArray, pool: Sequence[int]) -> list[tuple[int, int, float]]:
         """The `population` best of a pool as (index, front, -crowding); the last front is cut by crowding."""
@@ -174,26 +174,29 @@ class Nsga2(Strategy):
                 break
         return chosen
 
-    def _child(self, slot: int, attempt: int) -> Codes | None:
+    def _child(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
         rng = self.rng("child", slot, attempt)
 
         def parent() -> Codes:
             two = [self._ranked[int(i)] for i in rng.integers(len(self._ranked), size=2)]
             return self.history.rows[min(two, key=lambda one: one[1:])[0]]
 
-        child = parent()
+        parents = [parent()]
         if rng.random() < self.settings.crossover_prob:
-            child = self.space.crossover_codes(child, parent(), int(rng.integers(2**62)))
+            parents.append(parent())
+        return draft.draw(self.moves.crossover(parents[0], parents[-1], rates=self._rates), rng, parents).row
+
+    @cached_property
+    def _rates(self) -> FloatArray:
+        """The probability that each choice (columns,) is redrawn."""
         genes = np.array([len(column.choices) > 1 for column in self.space.columns])
         chance = self.settings.gene_prob
-        chance = 1 / max(int(genes.sum()), 1) if chance is None else chance
-        mask = genes & (rng.random(len(genes)) < chance)
-        return self.space.redraw_codes(child, mask, int(rng.integers(2**62)))
+        return genes * (1 / max(int(genes.sum()), 1) if chance is None else chance)
 
-    def _extra_state(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         return {"members": list(self._members)}
 
-    def _load_extra_state(self, state: Mapping[str, Any]) -> None:
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
         self._members = list(state["members"])
         self._forget()
 

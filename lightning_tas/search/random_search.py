@@ -43,13 +43,11 @@ class RandomSearch(Strategy):
     def budget(self) -> int:
         return self.settings.networks
 
-    def _propose(self) -> Draft:
-        draft = self._draft()
+    def propose(self, draft: Draft) -> None:
         size = min(self.settings.batch, self.settings.networks - len(self.history))
         if self.settings.stratify:
             draft.offer(self._spread[len(self.history) :][:size])
-        self._add_random(draft, size - len(draft))
-        return draft
+        self.add_random(draft, size - len(draft))
 
     @cached_property
     def _spread(self) -> Codes:

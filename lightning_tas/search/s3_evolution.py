@@ -50,23 +50,19 @@ class S3Evolution(Generational):
         self._parents = [self.history.rows[i] for i in self.history.top(self.settings.top, last)]
         return bool(self._parents)
 
-    def _eligible(self) -> Sequence[int] | None:
+    def eligible(self) -> Sequence[int] | None:
         if self.settings.elitist or not self.generation:
             return None
         # The last generation that is complete.
         return [i for i in self.history.since(self.generation - 1) if self.history.generations[i] < self.generation]
 
-    def _mutant(self, slot: int, attempt: int) -> Codes | None:
-        parent = self._parents[int(self.rng("mutant", slot, attempt).integers(len(self._parents)))]
-        return self._mutate(parent, self.derived("mutant", slot, attempt), "block")
+    def _mutant(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
+        rng = self.rng("mutant", slot, attempt)
+        return self._mutate(draft, self._parents[int(rng.integers(len(self._parents)))], rng, "block")
 
-    def _cross(self, draft: Draft) -> None:
-        draft.fill(self.settings.children, self._child, self.settings.tries)
-
-    def _child(self, slot: int, attempt: int) -> Codes | None:
+    def _child(self, draft: Draft, slot: int, attempt: int) -> Codes | None:
         if len(self._parents) < 2:
             return None
-        a, b = self.rng("child", slot, attempt).choice(len(self._parents), size=2, replace=False).tolist()
-        seed = self.derived("child", slot, attempt)
-        child: Codes = self.space.crossover_codes(self._parents[a], self._parents[b], seed, unit="block")
-        return child
+        rng = self.rng("child", slot, attempt)
+        first, second = rng.choice(len(self._parents), size=2, replace=False).tolist()
+        return self._between(draft, first, second, rng, "block")

@@ -1,9 +1,9 @@
 """Search strategies as ask/tell objects: they propose networks and are told scores; they train and measure nothing.
 
 A search goes by generations. What a generation proposes is a function of (seed, generation, slot, attempt) and of what
-was told before it, so a search can be interrupted anywhere, and asked or told in pieces. A network is evaluated once:
-duplicates are rejected by key, with every loop of rejections capped, and what is then missing is filled with random
-members. Where there are no more, the search ends and says so.
+was told before it, so a search can be interrupted anywhere, and asked or told in pieces. A network is evaluated once.
+Moves are drawn from what is within the limits (`lightning_tas.search.moves`), and what they leave open is filled with
+random members. Where there are no more, the search ends and says so.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lightning_tas.proxies.score import INVALID, Score
 from lightning_tas.randomness import Counter, derive, numpy_generator
 from lightning_tas.search.draft import Draft
 from lightning_tas.search.history import Codes, Entry, History
+from lightning_tas.search.moves import Moves
 from lightning_tas.search.objective import Objective, Scores
 from lightning_tas.search.settings import NoSettings, defaults, read_settings
 
@@ -42,15 +43,15 @@ __all__ = [
 
 ENTRY_POINTS = "lightning_tas.strategies"
 
-# Rounds of plain random draws before the region is asked for what is left: it knows where to look, but counts nothing.
-_ROUNDS = 8
+# Of a saved state: 1 had moves that were proposed and rejected, so its trace would go on as another one.
+_VERSION = 2
 
 # The members of larger spaces are not counted: no search sees them all.
 _COUNTED = 100_000
 
 
 class Strategy(ABC):
-    """A search over a `Region`. A subclass says what a generation proposes (`_propose`) and how many it may cost.
+    """A search over a `Region`. A subclass says what a generation proposes (`propose`) and how many it may cost.
 
     Settings are keyword arguments, by default those of the paper. Objects of the same region, objective, seed and
     settings that are told the same scores ask for the same networks, whatever else the process does.
@@ -74,7 +75,7 @@ class Strategy(ABC):
         self._pending: list[Codes] = []
         self._costs: list[dict[str, float]] = []
         self._told = 0
-        self._counts = (0, 0, 0)  # proposed, distinct, accepted in the pending generation
+        self._counts: dict[str, int] = {}  # of the pending generation
 
     @classmethod  # noqa: B027 (most strategies take every objective)
     def check(cls, settings: Any, objective: Objective) -> None:
@@ -88,8 +89,12 @@ class Strategy(ABC):
         """How many networks the search evaluates unless it ends before."""
 
     @abstractmethod
-    def _propose(self) -> Draft:
-        """The next networks to ask for, once all before were told; an empty draft says that there are no more."""
+    def propose(self, draft: Draft) -> None:
+        """Put the next networks to ask for into `draft`, once all before were told; none says that there are no more.
+
+        Use `add_random`, ``draft.fill`` with moves drawn by ``draft.draw``, or ``draft.offer`` with networks made in
+        any other way. All randomness is to come from `rng`.
+        """
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -101,34 +106,34 @@ class Strategy(ABC):
         """How many of the best it hands on or breeds from: a scorer may give up on others. None: it needs every one."""
         return max(int(getattr(self.settings, key, 1)) for key in ("top", "first"))
 
-    def _finished(self) -> str:
+    def finished(self) -> str:
         """Why the search is over before another generation, or ""."""
         return f"budget: {self.budget} evaluations" if len(self.history) >= self.budget else ""
 
-    def _check(self, place: int, row: Codes, scores: Scores) -> None:
+    def check_scores(self, place: int, row: Codes, scores: Scores) -> None:
         """`UserError` where the scores of network `place` among those told will not do; nothing was taken in yet."""
         lacking = [name for name in self.needs if name not in scores]
         if lacking:
             raise UserError(f"tell: result {place} lacks the score of {', '.join(lacking)}; it has {sorted(scores)}")
 
-    def _record(self, row: Codes, scores: Scores, costs: Mapping[str, float]) -> None:
+    def record(self, row: Codes, scores: Scores, costs: Mapping[str, float]) -> None:
         """Take in one result."""
         self.history.add(row, scores, costs, self.generation)
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         """All pending networks were told."""
-        self._close_generation(*self._counts)
+        self.close_generation(self._counts)
 
-    def _eligible(self) -> Sequence[int] | None:
+    def eligible(self) -> Sequence[int] | None:
         """Which of the history may be `best`; None for all."""
         return None
 
-    def _extra_state(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         """Further state as primitives, beyond history, generation and pending networks."""
         return {}
 
-    def _load_extra_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most strategies have none)
-        """Read `_extra_state`'s form."""
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most strategies have none)
+        """Read `extra_state`'s form."""
 
     # --- tools for it -------------------------------------------------------------------------------------------------
 
@@ -140,25 +145,25 @@ class Strategy(ABC):
         """The seed of one purpose in this generation."""
         return derive(self.seed, "search", self.generation, *counters)
 
-    def _draft(self) -> Draft:
-        return Draft(self.region, self.history.seen, self._size)
+    def draft(self) -> Draft:
+        """A generation without networks."""
+        return Draft(self.moves, self.history.seen, self._size)
+
+    @cached_property
+    def moves(self) -> Moves:
+        """Laws of mutation and crossover, drawn from what is within the limits."""
+        return Moves(self.region)
 
     @cached_property
     def _size(self) -> int | None:
         return self.region.size() if self.space.size() <= _COUNTED else None
 
-    def _add_random(self, draft: Draft, most: int) -> None:
+    def add_random(self, draft: Draft, most: int) -> None:
         """Fill a draft up with at most so many random members, fewer only where there are no more."""
-        wanted = len(draft) + most
-        for attempt in range(_ROUNDS):
-            if len(draft) >= wanted or draft.exhausted:
-                return
-            missing = wanted - len(draft)
-            draft.offer(self.space.sample_codes(self.derived("random", attempt), 2 * missing), missing)
-        if len(draft) < wanted:
-            draft.offer(self.region.sample(self.derived("rest"), wanted - len(draft), draft.seen), wanted - len(draft))
+        draft.fill_random(most, self.rng("random"), self.derived("rest"))
 
-    def _close_generation(self, proposed: int, distinct: int, accepted: int) -> None:
+    def close_generation(self, counts: Mapping[str, int]) -> None:
+        """Write a row of `stats` with the counts of the generation's draft, and begin the next generation."""
         values = self.history.estimates[self.history.since(self.generation)]
         valid = values[values > INVALID]
         best = self.history.top(1)
@@ -168,8 +173,9 @@ class Strategy(ABC):
                 "evaluations": self.evaluations,
                 "best": float(self.history.values[best[0]]) if best else None,
                 "mean": float(valid.mean()) if len(valid) else None,
-                "acceptance": accepted / max(proposed, 1),
-                "unique": distinct / max(proposed, 1),
+                "acceptance": counts["accepted"] / max(counts["proposed"], 1),
+                "unique": counts["distinct"] / max(counts["proposed"], 1),
+                **{name: counts[name] for name in ("drawn", "outside", "again", "released")},
             }
         )
         self.generation += 1
@@ -180,15 +186,16 @@ class Strategy(ABC):
         """Propose the next generation, or stop."""
         if self._pending or self.stopped:
             return
-        self.stopped = self._finished()
+        self.stopped = self.finished()
         if self.stopped:
             return
-        draft = self._propose()
+        draft = self.draft()
+        self.propose(draft)
         if not len(draft):
             self.stopped = self._exhausted()
             return
         self._pending, self._told = draft.rows, 0
-        self._counts = (draft.proposed, draft.distinct, len(draft))
+        self._counts = draft.counts
         costs = self.region.quantities(np.stack(draft.rows))
         self._costs = [dict(zip(costs, map(float, row), strict=True)) for row in zip(*costs.values(), strict=True)]
 
@@ -234,13 +241,13 @@ class Strategy(ABC):
         if len(results) > left:
             raise UserError(f"tell: {len(results)} results for {left} networks asked for")
         for i, scores in enumerate(results):
-            self._check(i, self._pending[self._told + i], scores)
+            self.check_scores(i, self._pending[self._told + i], scores)
         for scores in results:
-            self._record(self._pending[self._told], scores, self._costs[self._told])
+            self.record(self._pending[self._told], scores, self._costs[self._told])
             self._told += 1
         if self._pending and self._told == len(self._pending):
             self._pending, self._costs = [], []
-            self._complete()
+            self.complete()
 
     @property
     def best(self) -> Entry | None:
@@ -250,7 +257,7 @@ class Strategy(ABC):
 
     def top(self, k: int) -> list[Entry]:
         """The `k` best networks, best first; never an invalid one or one that racing dropped."""
-        return [self.history.entry(i) for i in self.history.top(k, self._eligible())]
+        return [self.history.entry(i) for i in self.history.top(k, self.eligible())]
 
     def _identity(self) -> dict[str, Any]:
         """What two searches must share for one to continue the other."""
@@ -269,6 +276,7 @@ class Strategy(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything that the search knows, as primitives; networks asked for and not told yet will be asked again."""
         return {
+            "version": _VERSION,
             "identity": self._identity(),
             "history": self.history.state_dict(),
             "generation": self.generation,
@@ -277,12 +285,17 @@ class Strategy(ABC):
             "pending": [row.tolist() for row in self._pending],
             "costs": [dict(costs) for costs in self._costs],
             "told": self._told,
-            "counts": list(self._counts),
-            "extra": self._extra_state(),
+            "counts": dict(self._counts),
+            "extra": self.extra_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue another search of the same identity, bit for bit; `UserError` where it was another one."""
+        if state.get("version") != _VERSION:
+            raise UserError(
+                "search: the saved state is of another version of lightning_tas, whose moves were others: it would go "
+                "on as another search; begin it anew in a run folder of its own"
+            )
         for name, value in self._identity().items():
             theirs = state["identity"].get(name)
             if theirs != value:
@@ -292,9 +305,8 @@ class Strategy(ABC):
         self.stats = [dict(row) for row in state["stats"]]
         self._pending = [np.asarray(row, dtype=np.int16) for row in state["pending"]]
         self._costs = [dict(costs) for costs in state["costs"]]
-        proposed, distinct, accepted = state["counts"]
-        self._counts = (proposed, distinct, accepted)
-        self._load_extra_state(state["extra"])
+        self._counts = dict(state["counts"])
+        self.load_extra_state(state["extra"])
 
 
 _S = TypeVar("_S", bound=type[Strategy])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_tas.additive import Paths, Term, Total
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.limits import Limits
@@ -58,6 +59,16 @@ class SumRegion:
 
     def allowed(self, codes: np.ndarray) -> np.ndarray:
         return self.limits.within(self.quantities(codes)) if len(codes) else np.zeros(0, dtype=bool)
+
+    exact = True
+
+    @cached_property
+    def paths(self) -> Paths:
+        tables = [np.arange(len(c.choices)) + 1.0 for c in self.space.columns]
+        tables = [np.pad(t, (0, c.block is not None)) for t, c in zip(tables, self.space.columns, strict=True)]
+        params = Total(tuple(Term((i,), table) for i, table in enumerate(tables)))
+        bounds = self.limits.bounds
+        return Paths.within(self.space, {"params": params} if bounds else {}, bounds)
 
     @cached_property
     def _members(self) -> np.ndarray:

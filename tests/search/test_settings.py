@@ -105,10 +105,8 @@ class Own(Strategy):
     def budget(self) -> int:
         return int(self.settings.n)
 
-    def _propose(self) -> Draft:
-        draft = self._draft()
-        self._add_random(draft, self.budget)
-        return draft
+    def propose(self, draft: Draft) -> None:
+        self.add_random(draft, self.budget)
 
 
 def test_a_users_own_strategy(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
