@@ -32,7 +32,7 @@ def check_search(search: SearchConfig, limits: LimitsConfig | None = None) -> No
     limits = limits or LimitsConfig()
     _check_values({"search": search, "limits": limits})
     Limits.read(limits.stated)
-    if search.strategy not in strategy_names():
+    if ":" not in str(search.strategy) and search.strategy not in strategy_names():
         raise unknown("search.strategy", search.strategy, strategy_names())
     options = {} if search.options is None else search.options
     if not isinstance(options, Mapping):

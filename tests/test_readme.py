@@ -60,7 +60,7 @@ def test_searches_from_python() -> None:
     exec(compile(code, "README.md", "exec"), names)
     assert names["search"].search.options == {"population": 20, "generations": 5}
     text = (Path(__file__).parents[1] / "docs" / "search.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "build_strategy" in block]
     exec(compile(code, "docs/search.md", "exec"), names)
     best = names["strategy"].best
     assert names["strategy"].evaluations == 120 and 5_000_000 <= best.params <= 7_000_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -73,14 +73,16 @@ def exchanges(
     return laws
 
 
-def released(region: Region, sites: Sites, parent: Codes, changed: Sequence[int], kept: Sequence[int]) -> Iterator[int]:
+def released(
+    region: Region, sites: Sites, parent: Codes, changed: Sequence[int], kept: Sequence[int]
+) -> tuple[list[int], int]:
     """The `kept` sites in the order of their release: first the one whose change makes most room within the limits.
 
-    Where sites are no blocks: in the order in which they come.
+    And how many at least must be released, with all choices outside of sites kept: more than there are where that is in
+    vain. Where sites are no blocks: in the order in which they come.
     """
     if sites.kind != "block" or not region.limits:
-        yield from kept
-        return
+        return list(kept), 0
     variants, of = [parent], [-1]
     for j in [*changed, *kept]:
         site = sites.sites[j]
@@ -89,49 +91,73 @@ def released(region: Region, sites: Sites, parent: Codes, changed: Sequence[int]
                 variants.append(parent.copy())
                 variants[-1][site.columns] = block
                 of.append(j)
-    steps, place = _steps(region, np.stack(variants)), np.asarray(of)
-    mean = sum((steps[:, place == j].mean(axis=1) for j in changed if (place == j).any()), start=np.zeros(len(steps)))
-    towards = _back(region, parent, mean)
+    (first, steps), place = _steps(region, np.stack(variants)), np.asarray(of)
+    must = [steps[:, place == j] for j in changed if (place == j).any()]
+    towards = _back(region, first + sum(part.mean(axis=1) for part in must))
     room = (towards[:, None] * steps).sum(axis=0)
-    rooms = {j: float(room[place == j].max(initial=-math.inf)) for j in kept}
-    yield from sorted(kept, key=lambda j: -rooms[j])
+    order = sorted(kept, key=lambda j: -float(room[place == j].max(initial=-math.inf)))
+    may = [steps[:, (place == j) | (place < 0)] for j in order]  # or stay as it is
+    return order, _needed(region, first, must, may)
 
 
 def handed(
     region: Region, sites: Sites, own: Codes, whole: Codes, taken: Sequence[int], left: Sequence[int]
-) -> Iterator[int]:
-    """The sites of an exchange in the order of their release: of those `taken` and those `left`, most room first."""
+) -> tuple[list[int], int]:
+    """The sites of an exchange in the order of their release: of those `taken` and those `left`, most room first.
+
+    And how many at least must be released, more than there are where that is in vain.
+    """
+    either = [*taken, *left]
     if sites.kind != "block" or not region.limits:
-        yield from [*taken, *left]
-        return
+        return either, 0
     variants = [own]
-    for j in [*taken, *left]:
+    for j in either:
         variants.append(own.copy())
         variants[-1][sites.sites[j].columns] = whole[sites.sites[j].columns]
-    steps = _steps(region, np.stack(variants))[:, 1:]
-    towards = _back(region, own, steps[:, : len(taken)].sum(axis=1))
-    rooms = (towards[:, None] * steps).sum(axis=0)
-    rooms[: len(taken)] *= -1  # a block that need not be taken
-    for i in np.argsort(-rooms, kind="stable").tolist():
-        yield [*taken, *left][i]
+    first, steps = _steps(region, np.stack(variants))
+    steps = steps[:, 1:]
+    first = first + steps[:, : len(taken)].sum(axis=1)
+    steps[:, : len(taken)] *= -1  # a block that need not be taken
+    towards = _back(region, first)
+    order = np.argsort(-(towards[:, None] * steps).sum(axis=0), kind="stable").tolist()
+    may = [np.stack([steps[:, i], np.zeros(len(steps))], axis=1) for i in order]
+    return [either[i] for i in order], _needed(region, first, [], may)
 
 
-def _steps(region: Region, variants: Codes) -> FloatArray:
-    """By how much the limited quantities of networks differ from those of the first: (quantities, N)."""
-    found = region.quantities(variants)
-    values = np.stack([np.asarray(found[name], dtype=np.float64) for name in region.limits.bounds])
-    return np.asarray(values - values[:, :1])
+def _needed(region: Region, first: FloatArray, must: Sequence[FloatArray], may: Sequence[FloatArray]) -> int:
+    """How many of `may` must be open until the sums of steps (Q, n) can be within the limits that are sums.
+
+    One more than there are where they never can.
+    """
+    low, high = np.array(list(region.limits.bounds.values())).T
+    sums = np.array([name in region.sums for name in region.limits.bounds])
+    least, most = (first + sum(end(part, axis=1) for part in must) for end in (np.min, np.max))
+    slack = 1e-9 * np.abs(first)
+    for number in range(len(may) + 1):
+        if (((least <= high + slack) & (most >= low - slack)) | ~sums).all():
+            return number
+        if number < len(may):
+            least, most = least + may[number].min(axis=1), most + may[number].max(axis=1)
+    return len(may) + 1
 
 
-def _back(region: Region, row: Codes, step: FloatArray) -> FloatArray:
-    """Weights of the quantities (Q,): one over the size of the limit that `step` would exceed most, with its sign."""
-    found = region.quantities(row[None])
-    weights, worst = np.zeros(len(step)), -math.inf
-    for i, (name, (low, high)) in enumerate(region.limits.bounds.items()):
-        value = float(found[name][0]) + step[i]
-        for beyond, bound, sign in ((value - high, high, -1.0), (low - value, low, 1.0)):
+def _steps(region: Region, variants: Codes) -> tuple[FloatArray, FloatArray]:
+    """The limited quantities of the first network (Q,), and by how much those of all differ from them (Q, N)."""
+    names = list(region.limits.bounds)
+    found = {name: region.sums[name](variants) for name in names if name in region.sums}
+    if len(found) < len(names):
+        found = {**region.quantities(variants), **found}
+    values = np.stack([np.asarray(found[name], dtype=np.float64) for name in names])
+    return values[:, 0], values - values[:, :1]
+
+
+def _back(region: Region, values: FloatArray) -> FloatArray:
+    """The way back within the limits: weights of the quantities (Q,), of the one whose limit `values` exceed most."""
+    worst, weights = -math.inf, np.zeros(len(values))
+    for i, (low, high) in enumerate(region.limits.bounds.values()):
+        for beyond, bound, sign in ((values[i] - high, high, -1.0), (low - values[i], low, 1.0)):
             scale = max(abs(bound), 1.0)
             if not math.isinf(bound) and beyond / scale > worst:
-                worst, weights = beyond / scale, np.zeros(len(step))
+                worst, weights = beyond / scale, np.zeros(len(values))
                 weights[i] = sign / scale
     return weights

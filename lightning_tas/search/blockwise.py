@@ -20,7 +20,7 @@ member keeps its place while it is among the best, and a newcomer takes the plac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ from lightning_tas.limits import Region
 from lightning_tas.proxies.registry import least, named, one_of
 from lightning_tas.search.block_moves import changes, exchanges, handed, released
 from lightning_tas.search.evolution import Generational, GenerationSettings
-from lightning_tas.search.history import Codes
+from lightning_tas.search.history import Codes, key
 from lightning_tas.search.objective import OTHERS, FloatArray, Objective, Scores, dropped
 from lightning_tas.search.settings import Probability
 from lightning_tas.search.sites import BlockRanks, Sites
@@ -187,22 +187,33 @@ class Blockwise(Generational):
         return self._draw(
             draft,
             lambda freed: changes(self.moves, self.sites, parent, rates, changed, freed),
-            released(self.region, self.sites, parent, changed, kept),
+            lambda: released(self.region, self.sites, parent, changed, kept),
             rng,
             [parent],
+            proven=not rates.any(),
         )
 
     def _draw(
-        self, draft: Draft, laws: Laws, sites: Iterator[int], rng: np.random.Generator, avoid: list[Codes]
+        self,
+        draft: Draft,
+        laws: Laws,
+        sites: Callable[[], tuple[list[int], int]],
+        rng: np.random.Generator,
+        avoid: list[Codes],
+        proven: bool = True,
     ) -> Codes | None:
-        """A draw by the laws for the sites that are released: none at first, one more while nothing is within."""
-        freed: list[int] = []
-        while True:
-            drawn = draft.draw(laws(freed), rng, avoid)
-            if not (drawn.empty and self.settings.release) or (site := next(sites, None)) is None:
+        """A draw by the laws of released sites: as few as leave anything within the limits.
+
+        proven: that so many must be released at least, as `sites` says, is true of these laws.
+        """
+        order, number = sites() if proven else (None, 0)
+        while order is None or number <= (len(order) if self.settings.release else 0):
+            drawn = draft.draw(laws(order[:number] if order else []), rng, avoid)
+            if not drawn.empty:
+                draft.tally.released += number
                 return drawn.row
-            freed.append(site)
-            draft.tally.released += 1
+            order, number = order or sites()[0], number + 1
+        return None
 
     def _cross(self, draft: Draft) -> None:
         """Children of pairs in random order, each pair once; where pairs have no more new ones, mutants."""
@@ -228,10 +239,15 @@ class Blockwise(Generational):
         for j in lower:
             whole[self.sites.sites[j].columns] = other[self.sites.sites[self._donor(b, j)].columns]
         taken, left = lower[: self._count[a]], lower[self._count[a] :]
+        child = own.copy()
+        for j in taken:
+            child[self.sites.sites[j].columns] = whole[self.sites.sites[j].columns]
+        if key(child) in draft.seen:
+            return None
         return self._draw(
             draft,
             lambda freed: exchanges(self.moves, self.sites, own, whole, taken, freed),
-            handed(self.region, self.sites, own, whole, taken, left),
+            lambda: handed(self.region, self.sites, own, whole, taken, left),
             self.rng("child", a, b),
             [own, other],
         )

@@ -57,7 +57,9 @@ class SelectConfig:
 class SearchConfig:
     """A search: as a phase of its own, as the command search, or (`when`) inside supernet training."""
 
-    strategy: str | None = None  # random, evolution, s3_evolution, blockwise, etas, exact, exhaustive, nsga2
+    strategy: str | None = (
+        None  # random, evolution, s3_evolution, blockwise, etas, nsga2, exact, exhaustive; own: MODULE:NAME
+    )
     score: str = "accuracy"  # what is maximised: accuracy (of inherited weights, held-out images), trained, or a proxy
     when: str = "fit_end"  # of a search inside the phase supernet: fit_start, every_n_epochs, fit_end
     every_n_epochs: int = 1

@@ -20,6 +20,7 @@ import numpy as np
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, unknown
 from lightning_tas.limits import Region
+from lightning_tas.plugins import resolve
 from lightning_tas.proxies.score import INVALID, Score
 from lightning_tas.randomness import Counter, derive, numpy_generator
 from lightning_tas.search.draft import Draft
@@ -317,8 +318,8 @@ _MODULES = ("random_search", "evolution", "s3_evolution", "blockwise", "etas", "
 def register_strategy(name: str) -> Callable[[_S], _S]:
     """Decorator of a `Strategy`: make ``build_strategy(name, ...)`` build it.
 
-    A package offers strategies without being imported by an entry point of the group ``lightning_tas.strategies``,
-    whose value is the class.
+    Commands import it by ``search.strategy=MODULE:NAME``. A package offers strategies without being imported by an
+    entry point of the group ``lightning_tas.strategies``, whose value is the class.
     """
 
     def add(strategy: _S) -> _S:
@@ -343,8 +344,10 @@ def strategies() -> list[str]:
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """The strategy called `name`; `UserError` with the nearest one."""
+    """The strategy called `name`, or that of "MODULE:NAME", see `plugins.resolve`; `UserError` with the nearest one."""
     _load()
+    if ":" in name:
+        name = resolve("search.strategy", name, lambda: _STRATEGIES, "lightning_tas.search.strategy.register_strategy")
     if name not in _STRATEGIES:
         for point in entry_points(group=ENTRY_POINTS):
             if point.name == name:

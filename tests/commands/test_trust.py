@@ -44,6 +44,7 @@ SETTINGS = {
     "data.name": {"data": {"name": "evil:load"}},
     "scoring.proxies": {"scoring": {"proxies": ["snip", "evil:load"]}},
     "search.score": {"search": {"strategy": "random", "score": "evil:load"}},
+    "search.strategy": {"search": {"strategy": "evil:load", "score": "snip"}},
     "search.options": {"search": {"strategy": "etas", "score": "snip", "options": {"filter": "evil:load"}}},
 }
 

@@ -14,6 +14,7 @@ from lightning_tas.additive import Paths, Term, Total
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError
 from lightning_tas.limits import Limits
+from lightning_tas.limits.region import Scaled
 from lightning_tas.proxies.score import Score
 from lightning_tas.randomness import derive
 from lightning_tas.search.strategy import Strategy, build_strategy
@@ -63,12 +64,15 @@ class SumRegion:
     exact = True
 
     @cached_property
-    def paths(self) -> Paths:
+    def sums(self) -> dict[str, Scaled]:
         tables = [np.arange(len(c.choices)) + 1.0 for c in self.space.columns]
         tables = [np.pad(t, (0, c.block is not None)) for t, c in zip(tables, self.space.columns, strict=True)]
-        params = Total(tuple(Term((i,), table) for i, table in enumerate(tables)))
+        return {"params": Scaled(Total(tuple(Term((i,), table) for i, table in enumerate(tables))))}
+
+    @cached_property
+    def paths(self) -> Paths:
         bounds = self.limits.bounds
-        return Paths.within(self.space, {"params": params} if bounds else {}, bounds)
+        return Paths.within(self.space, {name: self.sums[name].total for name in bounds}, bounds)
 
     @cached_property
     def _members(self) -> np.ndarray:

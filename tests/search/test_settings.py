@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lightning_tas.callbacks.search_check import check_search
 from lightning_tas.errors import UserError
 from lightning_tas.limits import Region
 from lightning_tas.search import strategy as module
+from lightning_tas.search.config import SearchConfig
 from lightning_tas.search.evolution import GenerationSettings
 from lightning_tas.search.objective import Objective
 from lightning_tas.search.strategy import (
@@ -89,33 +93,49 @@ def test_unknown_names(lab: Any) -> None:
         register_strategy("random")(module.Strategy)
 
 
-@dataclass(frozen=True)
-class OwnSettings:
-    """Of `Own`."""
-
-    n: int = 4
-
-
 class Own(Strategy):
-    """A user's: so many random networks in one generation."""
+    """A package's: three random networks in one generation."""
 
-    Settings = OwnSettings
-
-    @property
-    def budget(self) -> int:
-        return int(self.settings.n)
+    budget = 3
 
     def propose(self, draft: Draft) -> None:
         self.add_random(draft, self.budget)
 
 
-def test_a_users_own_strategy(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STRATEGIES", dict(module._STRATEGIES))
+
+
+def test_a_packages_strategy(lab: Any, monkeypatch: pytest.MonkeyPatch, registered: None) -> None:
     point = SimpleNamespace(name="own", load=lambda: Own)
     monkeypatch.setattr(module, "entry_points", lambda group: [point] if group == "lightning_tas.strategies" else [])
-    monkeypatch.setattr(module, "_STRATEGIES", dict(module._STRATEGIES))
-    assert "own" in strategies() and settings_of("own") == {"n": 4}
-    strategy = build_strategy("own", lab.region(lab.spaces("small")), "accuracy", n=5)
-    assert len(lab.trace(strategy)) == 5 and strategy.name == "own" and strategy.stopped == "budget: 5 evaluations"
+    assert "own" in strategies() and settings_of("own") == {}
+    strategy = build_strategy("own", lab.region(lab.spaces("small")), "accuracy")
+    assert len(lab.trace(strategy)) == 3 and strategy.name == "own" and strategy.stopped == "budget: 3 evaluations"
+
+
+def test_the_documents_strategy_by_its_module(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, registered: None, tmp_path: Path
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Hill" in block]
+    (tmp_path / "hill.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    check_search(SearchConfig(strategy="hill:Hill", score="snip", options={"step": 20}))
+    with pytest.raises(UserError, match=r"search.options: .*'stop'.*Did you mean 'step'"):
+        check_search(SearchConfig(strategy="hill:Hill", score="snip", options={"stop": 20}))
+    with pytest.raises(UserError, match=r"search.strategy: 'hill:Hall' is not registered; .* Did you mean"):
+        check_search(SearchConfig(strategy="hill:Hall", score="snip"))
+    region = lab.region(lab.spaces("small"), {"params": [6, 13]})
+    first, again = (build_strategy("hill:Hill", region, "accuracy", networks=60) for _ in range(2))
+    lab.step(again)
+    whole = lab.trace(first)
+    later = build_strategy("hill:Hill", region, "accuracy", networks=60)
+    later.load_state_dict(lab.saved(again))
+    assert len(whole) == len(set(whole)) == 60 and lab.trace(later) == whole[10:]
+    assert first.best.arch in region.space and {row["acceptance"] for row in first.stats} == {1.0}
+    del sys.modules["hill"]
 
 
 def test_what_is_not_an_answer_is_refused(lab: Any) -> None:

@@ -154,6 +154,13 @@ def test_a_state_of_another_search_is_refused(lab: Any) -> None:
         lab.build(QUICK[0][0], lab.region(lab.spaces("small")), QUICK[0][1]).load_state_dict(state)
 
 
+def test_a_state_of_other_moves_is_refused(lab: Any) -> None:
+    state = lab.saved(build(lab, QUICK[0]))
+    for version in (None, 1, 3):
+        with pytest.raises(UserError, match="whose moves were others"):
+            build(lab, QUICK[0]).load_state_dict({**state, "version": version})
+
+
 def test_what_is_told_must_fit_what_was_asked(lab: Any) -> None:
     strategy = build(lab, ("evolution", "accuracy", "small"))
     archs = strategy.ask(3)
