@@ -58,8 +58,8 @@ class Study:
             raise UserError(f"resume: {self.path} holds the phases {recorded}, the recipe has {list(phases)}")
         if different := settings.differing(record, self.path.with_name("config.yaml")):
             raise UserError(
-                f"resume: {self.path} was begun with other settings: {'; '.join(different)}; give the same, as "
-                f"resume={self.path.parent} does, or choose another run="
+                f"resume: {self.path} was begun with other settings: {'; '.join(different)}; give the same, or "
+                "choose another run="
             )
         self.record = record
 
