@@ -120,10 +120,15 @@ def test_a_search_that_cannot_write_its_state(
                 raise FULL
             except OSError:  # as torch's writer ends
                 raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")  # noqa: B904
-        if len(calls) == 1 and how == "gone":
-            shutil.rmtree(tmp_path / "t_razor_tiny" / "run")
         save(content, target)
 
+    def gone(*arguments: Any) -> None:
+        if how == "gone":
+            shutil.rmtree(tmp_path / "t_razor_tiny" / "run")
+        save_state(*arguments)
+
+    save_state = search_record.save_state
+    monkeypatch.setattr(search_record, "save_state", gone)
     monkeypatch.setattr(search_record, "save_figure", lambda *_: None)
     monkeypatch.setattr(torch, "save", fails)
     status, folder = search(tmp_path, "run")
