@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.callbacks.search_record import BEST, RECORD, read_found
 from lightning_tas.catalogue import PUBLISHED, check_name
-from lightning_tas.class_names import OtherClasses, reordered
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.names import space as space
@@ -31,8 +30,8 @@ from lightning_tas.spaces import SearchSpace
 from lightning_tas.supernets import ElasticNetwork
 from lightning_tas.supernets import network as make_network
 from lightning_tas.supernets import supernet as make_supernet
-from lightning_tas.training.checkpoint import Opened, inherit, load_supernet, open_weights
-from lightning_tas.training.config import TrainConfig
+from lightning_tas.supernets.checkpoints import fitted
+from lightning_tas.training.checkpoint import Opened, inherit, open_weights
 from lightning_tas.training.retrain import RetrainModule
 from lightning_tas.training.supernet_module import SupernetModule
 
@@ -86,13 +85,13 @@ def supernet(config: Config, source: TASDataModule, selection: Selection | None 
 
 
 def start(config: Config, net: Any, source: TASDataModule) -> None:
-    """Give `net` the weights of `train.from_checkpoint`; one on the meta device is only compared with them."""
-    path = train_config(config).from_checkpoint
+    """Give a supernet the weights of `train.from_checkpoint`; one on the meta device is only compared with them."""
+    key, path = "train.from_checkpoint", config.train.from_checkpoint
     if path is None:
         return
-    with as_key("train.from_checkpoint"):
-        opened = opened_weights(config, Path(path), "train.from_checkpoint", tell=config.plan or not _is_meta(net))
-        _inherit(config, net, opened, source)
+    with as_key(key):
+        found = find_checkpoint(path, key, "supernet")
+        _inherit(config, net, opened_weights(config, found, key, tell=config.plan or not _is_meta(net)), source)
 
 
 def _inherit(config: Config, net: Any, opened: Opened, source: TASDataModule) -> None:
@@ -109,17 +108,14 @@ def _is_meta(net: Any) -> bool:
 def opened_weights(config: Config, path: Path, key: str, tell: bool = True) -> Opened:
     """What the file at `path` holds, by `source` and `weights`; of several sets it is told which is read."""
     opened = open_weights(path, config.source, config.weights)
-    if tell and len(opened.sets) > 1:
-        say(f"{key}: {opened}")
+    if tell:
+        _tell(key, opened)
     return opened
 
 
-def train_config(config: Config) -> TrainConfig:
-    """`train.*`, with the checkpoint that `train.from_checkpoint` means where it names a run."""
-    path = config.train.from_checkpoint
-    if path is None:
-        return config.train
-    return replace(config.train, from_checkpoint=str(find_checkpoint(path, "train.from_checkpoint")))
+def _tell(key: str, opened: Opened) -> None:
+    if len(opened.sets) > 1:
+        say(f"{key}: {opened}")
 
 
 def global_batch(config: Config) -> int:
@@ -210,12 +206,10 @@ def measured_top1(path: Path) -> dict[str, float]:
 
 
 def retrain_module(config: Config, source: TASDataModule, arch: Architecture) -> RetrainModule:
-    """The Lightning module that trains `arch` alone: fresh weights, or inherited from the supernet `ckpt=`."""
-    net = _fresh(config, source, arch) if config.ckpt is None else _inherited(config, source, arch)
-    start(config, net, source)
+    """The Lightning module that trains `arch` alone: see `network`."""
     module = RetrainModule(
-        net,
-        replace(config.train, from_checkpoint=None),  # `net` has those weights
+        network(config, source, arch),
+        replace(config.train, from_checkpoint=None),  # the network has those weights
         global_batch=global_batch(config),
         seed=config.seed,
         class_names=source.known_names,
@@ -226,45 +220,60 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
     return module
 
 
-def _fresh(config: Config, source: TASDataModule, arch: Architecture) -> Any:
-    with seeded(config.seed, "init"):
-        return make_network(arch, **network_options(config, source))
+def network(config: Config, source: TASDataModule, arch: Architecture, planning: bool = False) -> Any:
+    """The network of `arch` for the images of `source`: fresh, or with weights of `train.from_checkpoint`, else `ckpt`.
 
-
-@as_key("ckpt")
-def _inherited(config: Config, source: TASDataModule, arch: Architecture) -> Any:
-    """The network of `arch` with its weights in `ckpt`."""
-    assert config.ckpt is not None
-    opened = opened_weights(config, find_checkpoint(config.ckpt), "ckpt")
-    if opened.saved is None or opened.kind != "supernet":
-        net = _fresh(config, source, arch)
-        _inherit(config, net, opened, source)
-        return net
-    loaded = load_supernet(opened)
-    net = loaded.net.subnet(arch)
-    try:
-        order = source.order_of(loaded.class_names, f"the weights of {str(opened.path)!r}")
-        net.load_state_dict(reordered(net.state_dict(), order))
-    except OtherClasses:
-        rank_zero_warn(f"ckpt: {str(opened.path)!r} has other classes than the data: the head starts afresh")
-        net.reset_classifier(source.num_classes)
-    if net.num_classes != source.num_classes:
-        net.reset_classifier(source.num_classes)
+    What is inherited is resampled where sizes differ. `planning`: weights are compared, and the network has none.
+    """
+    key = "ckpt" if config.train.from_checkpoint is None else "train.from_checkpoint"
+    path = config.ckpt if config.train.from_checkpoint is None else config.train.from_checkpoint
+    options = network_options(config, source)
+    with as_key(key):
+        opened = _inherited(config, path, key, arch) if path is not None else None
+        if opened is not None and (config.plan or not planning):
+            _tell(key, opened)
+        if opened is not None and opened.saved is not None:
+            options["allocated"] = _allocated(opened.saved)
+        with torch.device("meta") if planning else nullcontext(), seeded(config.seed, "init"):
+            net = make_network(arch, **options)
+        if opened is not None:
+            _inherit(config, net, opened, source)
     return net
 
 
-def check_inherited(config: Config, source: TASDataModule, arch: Architecture) -> None:
-    """`UserError` where the weights of `ckpt` or `train.from_checkpoint` are not those of a network to retrain."""
+def check_handed_on(phases: Sequence[Config], supernets: Sequence[bool]) -> None:
+    """`UserError` where a phase cannot start from the weights of an earlier one, whose settings come first.
+
+    supernets: whether each trains one, else a network alone, for which any of the space will do.
+    """
+    arch = space(phases[0]).smallest() if phases[0].arch is None else architecture(phases[0].arch)[1]
     with torch.device("meta"):
-        net = make_network(arch, **network_options(config, source))
-    if config.ckpt is not None:
-        with as_key("ckpt"):
-            opened = opened_weights(config, find_checkpoint(config.ckpt), "ckpt", tell=config.plan)
-            if opened.saved is not None and opened.kind == "supernet":
-                load_supernet(opened).net.check(arch)
-            else:
-                inherit(net, opened)
-    start(config, net, source)
+        one, other = (
+            make_supernet(space(config), **network_options(config))
+            if elastic
+            else make_network(arch, **network_options(config))
+            for config, elastic in zip(phases, supernets, strict=True)
+        )
+        state = one.subnet_state(arch) if supernets[0] and not supernets[1] else one.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # told when it happens
+        fitted(other, state, one.grid_size)
+
+
+def _inherited(config: Config, path: str, key: str, arch: Architecture) -> Opened:
+    """The weights at `path` for `arch`: of a run that trained another network last, those of its supernet."""
+    opened = opened_weights(config, find_checkpoint(path, key), key, tell=False)
+    if opened.saved is None or opened.kind != "network" or Architecture.from_dict(opened.saved["arch"]) == arch:
+        return opened
+    whole = find_checkpoint(path, key, "supernet")
+    return opened if whole == opened.path else opened_weights(config, whole, key, tell=False)
+
+
+def _allocated(saved: Mapping[str, Any]) -> Any:
+    """The supernet that weights are of: dropout, drop path and `model.scale` go on referring to it."""
+    if saved["kind"] == "supernet":
+        return dict(SearchSpace.from_dict(saved["space"]).allocated)
+    return saved["model"].get("allocated")
 
 
 def device(config: Config, planning: bool = False) -> torch.device:

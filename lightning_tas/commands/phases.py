@@ -30,7 +30,7 @@ from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import facts
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import Stopped, UserError
+from lightning_tas.errors import Stopped, UserError, as_key
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.agreement import Agreement
@@ -225,11 +225,15 @@ def check_weights(config: Config) -> None:
 
     `UserError` as the phases themselves would raise, which come to it perhaps days later.
     """
-    labels, data = phase_labels(config.phases), None
-    for label, settings in per_phase.configs(config).items():
+    found, data = per_phase.configs(config), None
+    for label, settings in found.items():
         data, kind = build.data(settings, data), per_phase.kind(label)
-        if settings.train.from_checkpoint in labels:  # of a phase that is still to come
-            settings = replace(settings, train=replace(settings.train, from_checkpoint=None))
+        start = settings.train.from_checkpoint
+        if start in found:  # it has no weights yet
+            kinds = per_phase.kind(start), kind
+            with as_key(f"per_phase.{label}"):
+                build.check_handed_on((found[start], settings), [kind == "supernet" for kind in kinds])
+            continue
         if kind in ("select", "supernet") and settings.train.from_checkpoint is not None:
             with torch.device("meta"):
                 net = make_supernet(build.space(settings), **build.network_options(settings, data))
@@ -237,7 +241,7 @@ def check_weights(config: Config) -> None:
         elif kind in ("search", "measure") and settings.ckpt is not None and "supernet" not in config.phases:
             trained.supernet(settings, tell=config.plan)
         elif kind == "retrain" and settings.arch is not None:
-            build.check_inherited(settings, data, build.architecture(settings.arch)[1])
+            build.network(settings, data, build.architecture(settings.arch)[1], planning=True)
 
 
 def _fit(context: Context, module: ClassifierModule, callbacks: Sequence[Callback] = ()) -> Trainer:

@@ -173,3 +173,23 @@ def test_plan_shows_the_settings_phase_by_phase(study, capsys):
     assert retrain.startswith("3/3: retrain; its own: train.warmup_epochs=5 trainer.max_epochs=300 data.img_size=16\n")
     for text, number in ((supernet, "500"), (retrain, "300")):
         assert [line.split()[-1] for line in text.splitlines() if line.startswith("epochs")] == [number]
+
+
+@pytest.mark.parametrize("plan", ["true", "false"])
+@pytest.mark.parametrize(
+    ("phases", "given", "key"),
+    [
+        ("[supernet,supernet,measure]", "per_phase.supernet-2.model.patch_size=2", "per_phase.supernet-2"),
+        (
+            "[supernet,measure,retrain]",
+            "per_phase.retrain={model: {abs_pos: false}, train: {from_checkpoint: supernet}}",
+            "per_phase.retrain",
+        ),
+    ],
+)
+def test_weights_that_a_later_phase_cannot_take_are_refused_before_any_work(tmp_path, capsys, phases, given, key, plan):
+    call = ["recipe=quickstart", f"phases={phases}", "sampler.name=uniform", given, f"output_dir={tmp_path / 'runs'}"]
+    assert main("fit", [*call, f"plan={plan}"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"lightning_tas.fit: {key}: checkpoint does not fit the network: ") and "model." in err
+    assert not (tmp_path / "runs").exists()

@@ -1,13 +1,22 @@
-"""`recipe=retrain`: on the images of the run that a network comes from, unless told otherwise."""
+"""`recipe=retrain`: on the images of the run that a network comes from, with weights from it at any size."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config, to_yaml
+from lightning_tas.commands.entry import main
+from lightning_tas.launch.files import read_json
+from lightning_tas.launch.results import find_checkpoint
+
+SMALL = ("data.train_subset=128", "trainer.max_epochs=1", "train.warmup_epochs=0", "trainer.precision=32-true")
+# As good as no step: what is measured is what was inherited.
+STILL = ("train.lr=1e-12", "train.lr_batch=null", "train.min_lr=0", "train.warmup_lr=0", "train.weight_decay=0")
 
 
 def finished(folder: Path, *argv: str) -> Path:
@@ -52,3 +61,46 @@ def test_other_recipes_keep_their_own(tmp_path):
     run = finished(tmp_path / "run", "recipe=quickstart")
     assert config_from("fit", ["recipe=t_razor_tiny", f"arch={run}@best"]).data.name == "imagenet"
     assert retrain("arch=prenas_ti").data.name == "imagenet"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained supernet of digits at 8 x 8."""
+    folder = tmp_path_factory.mktemp("supernet")
+    space = "space={name: tiny, embed_dim: [16, 32], depth: [1, 2], num_heads: [1, 2], mlp_ratio: [1, 2]}"
+    call = ["recipe=quickstart", space, "phases=[supernet,measure]", "sampler.name=uniform", *SMALL]
+    assert main("fit", [*call, f"output_dir={folder}", "run=a"]) == 0
+    return folder / "quickstart" / "a"
+
+
+def top1(folder: Path, file: str = "result.json") -> dict[str, Any]:
+    return {entry["label"]: entry["metrics"]["top1"] for entry in read_json(folder / file)["architectures"]}
+
+
+@pytest.mark.slow
+def test_weights_are_inherited_at_another_resolution(run, tmp_path):
+    """By either key, and as `evaluate` resamples them."""
+    call = ["recipe=retrain", f"arch={run}@largest", "data.img_size=12", *SMALL, *STILL, f"output_dir={tmp_path}"]
+    assert main("evaluate", [f"ckpt={run}", "arch=largest", "data.img_size=12", f"output_dir={tmp_path / 'e'}"]) == 0
+    found = {}
+    for key in ("ckpt", "train.from_checkpoint"):
+        assert main("fit", [*call, f"{key}={run}", f"run={key[0]}"]) == 0
+        found[key] = read_json(tmp_path / "retrain" / key[0] / "result.json")["checkpoint_sha256"]
+        assert top1(tmp_path / "retrain" / key[0]) == top1(tmp_path / "e", "evaluation.json")
+        saved = torch.load(find_checkpoint(tmp_path / "retrain" / key[0]), weights_only=True)["lightning_tas"]["model"]
+        assert saved["allocated"]["depth"] == 2 and list(saved["img_size"]) == [12, 12]
+    assert found["ckpt"] == found["train.from_checkpoint"]
+    # From that network alone, at a third size and for more classes.
+    alone = ["recipe=retrain", f"arch={tmp_path / 'retrain' / 'c'}", f"ckpt={tmp_path / 'retrain' / 'c'}"]
+    with pytest.warns(UserWarning, match="the head starts afresh"):
+        assert main("fit", [*alone, "data.img_size=8", "data.num_classes=11", *SMALL, f"output_dir={tmp_path}"]) == 0
+
+
+@pytest.mark.parametrize("key", ["ckpt", "train.from_checkpoint"])
+def test_weights_that_do_not_fit_are_refused_before_any_work(run, tmp_path, capsys, key):
+    call = ["recipe=retrain", f"arch={run}@largest", f"{key}={run}", "model.patch_size=2", *SMALL]
+    for plan in ("true", "false"):
+        assert main("fit", [*call, f"plan={plan}", f"output_dir={tmp_path / 'runs'}"]) == 2
+        err = capsys.readouterr().err
+        assert f"lightning_tas.fit: {key}: " in err and "patch_embed" in err
+    assert not (tmp_path / "runs").exists()
