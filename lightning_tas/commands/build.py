@@ -146,7 +146,8 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
 def one_architecture(config: Config, study: Study, folder: RunFolder) -> tuple[str, Architecture]:
     """The architecture to retrain: `arch=`, else what this run's search found, else the best network it measured."""
     if config.arch is None:
-        if study.outputs("search"):
+        inside_training = not folder.result.exists() and (folder.path / RECORD).exists()
+        if study.outputs("search") or inside_training:
             found = read_found(folder.path / RECORD)
             if not found:
                 raise UserError("search: it handed on no network, so there is none to retrain; see search.json")

@@ -55,7 +55,7 @@ def run(config: Config, command: str = "fit") -> None:
     command: what the user typed, fit or search: it continues the run when this one is stopped.
     """
     from lightning_tas.callbacks.search_build import LATENCY
-    from lightning_tas.commands import phases
+    from lightning_tas.commands import checks
 
     if config.plan:
         from lightning_tas.commands import going_back, plan
@@ -70,11 +70,11 @@ def run(config: Config, command: str = "fit") -> None:
     group.join(config.trainer.accelerator)
     compare("launch", flat(asdict(config), leave_out=(*OF_A_NODE, per_phase.KEY)) | _flat_phases(config))
     folder = group.first(lambda: locate(config))
-    phases.check(config)
+    checks.check_phases(config)
     data = _data(config)
     with warnings.catch_warnings(action="ignore"):  # the phases will warn
-        phases.check_weights(config)
-    measured = phases.check_selection(config, data, folder.path)
+        checks.check_weights(config)
+    measured = checks.check_selection(config, data, folder.path)
     made = folder.missing()
     group.barrier()  # no process has found a mistake
     main = group.rank() == 0
@@ -99,13 +99,13 @@ def _flat_phases(config: Config) -> dict[str, str]:
 
 def _data(config: Config) -> TASDataModule:
     """The data of the first phase, those of all opened: a missing data set ends the command with nothing written."""
-    from lightning_tas.commands import build, phases
+    from lightning_tas.commands import build, checks
 
     first = data = None
     for settings in per_phase.configs(config).values():
         data, trainer = build.data(settings, data), settings.trainer
         first = first or data
-        if phases.needs_data(config):
+        if checks.needs_data(config):
             data.load()
             data.check_batches(world_size(trainer), trainer.limit_train_batches, trainer.limit_val_batches)
     assert first is not None

@@ -73,7 +73,8 @@ def _phases(config: Config, phases: Sequence[str]) -> None:
     _searched(per_phase.of_kind(replace(config, phases=list(phases)), "search", "supernet"))
     if "measure" in phases and "supernet" not in phases and config.ckpt is None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
-    if "retrain" in phases and config.arch is None and not {"measure", "search"} & set(phases):
+    finds = {"measure", "search"} & set(phases) or ("supernet" in phases and config.search.strategy is not None)
+    if "retrain" in phases and config.arch is None and not finds:
         raise UserError("arch: give the architecture to train: arch=RESULT.json, RUN folder, FILE.json or a name")
     if "retrain" in phases and isinstance(config.arch, str):
         check_name(config.arch)

@@ -18,11 +18,10 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from lightning_tas import samplers
 from lightning_tas.analysis.plots import accuracy_over_params, allocation_per_layer, save_figure
 from lightning_tas.analysis.tables import text_table
 from lightning_tas.architecture import Architecture
-from lightning_tas.callbacks.preferred_selection import PreferredSelection, as_setting, make_selection
+from lightning_tas.callbacks.preferred_selection import PreferredSelection, make_selection
 from lightning_tas.callbacks.proxy_scoring import ProxyScoring
 from lightning_tas.commands import build, per_phase, searching, trained
 from lightning_tas.commands.config import Config
@@ -30,20 +29,18 @@ from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import facts
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
-from lightning_tas.errors import Stopped, UserError, as_key
+from lightning_tas.errors import Stopped, UserError
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.agreement import Agreement
-from lightning_tas.launch.checkpoints import check_settings, clean, hand_on, newest_whole, of_step
+from lightning_tas.launch.checkpoints import clean, hand_on, newest_whole, of_step
 from lightning_tas.launch.files import write_json
-from lightning_tas.launch.loggers import RunLoggers, check_loggers
+from lightning_tas.launch.loggers import RunLoggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
 from lightning_tas.launch.run_folder import RunFolder, global_rank
 from lightning_tas.launch.study import Study, phase_labels
 from lightning_tas.launch.trainer import FINAL, build_trainer, start_processes
 from lightning_tas.search import Selection
-from lightning_tas.search.preferred import check_bins
-from lightning_tas.supernets import supernet as make_supernet
 from lightning_tas.training.checkpoint import LoadedSupernet, load_network, load_supernet
 from lightning_tas.training.module import DIVERGED, ClassifierModule
 from lightning_tas.training.supernet_module import SupernetModule
@@ -181,67 +178,6 @@ PHASES: dict[str, Callable[[Context], Outputs]] = {
     "measure": measure,
     "retrain": retrain,
 }
-
-
-def check(config: Config) -> None:
-    """Refuse a list of phases that cannot work, before anything is written."""
-    check_loggers(config)
-    for label, settings in per_phase.configs(config).items():
-        check_settings(settings.checkpoint)
-        if per_phase.kind(label) == "supernet":
-            samplers.find(settings.sampler.name)
-    searching.tell_ignored(per_phase.of_kind(config, "search", "supernet"))
-    if config.scoring.proxies and "supernet" not in config.phases:
-        rank_zero_warn(f"scoring is ignored: it goes with the phase 'supernet', and phases is {config.phases}")
-    if "retrain" in config.phases and config.arch is not None:
-        build.architecture(config.arch)  # read when its turn comes, perhaps days later
-
-
-def needs_data(config: Config) -> bool:
-    """Whether the run looks at images: all do but a search by proxies that see Gaussian ones."""
-    return config.phases != ["search"] or searching.sees_images(config)
-
-
-def check_selection(config: Config, data: TASDataModule, folder: Path) -> dict[str, Any] | None:
-    """Refuse bins that the space cannot fill, and limits that nothing meets, before anything is written or trained.
-
-    Returns latencies that had to be measured for it, to be kept.
-    """
-    searches = per_phase.of_kind(config, "search", "supernet")
-    measured = searching.check_limits(searches, build.data(searches, data), folder)
-    if "select" in config.phases:
-        selects = per_phase.of_kind(config, "select")
-        with torch.device("meta"):
-            net = make_supernet(build.space(config), **build.network_options(selects, build.data(selects, data)))
-        try:
-            check_bins(config.select, net)
-        except UserError as error:
-            raise as_setting(error) from None
-    return measured
-
-
-def check_weights(config: Config) -> None:
-    """Open the weights that phases begin with and compare them with their networks; nothing is computed or written.
-
-    `UserError` as the phases themselves would raise, which come to it perhaps days later.
-    """
-    found, data = per_phase.configs(config), None
-    for label, settings in found.items():
-        data, kind = build.data(settings, data), per_phase.kind(label)
-        start = settings.train.from_checkpoint
-        if start in found:  # it has no weights yet
-            kinds = per_phase.kind(start), kind
-            with as_key(f"per_phase.{label}"):
-                build.check_handed_on((found[start], settings), [kind == "supernet" for kind in kinds])
-            continue
-        if kind in ("select", "supernet") and settings.train.from_checkpoint is not None:
-            with torch.device("meta"):
-                net = make_supernet(build.space(settings), **build.network_options(settings, data))
-            build.start(settings, net, data)
-        elif kind in ("search", "measure") and settings.ckpt is not None and "supernet" not in config.phases:
-            trained.supernet(settings, tell=config.plan)
-        elif kind == "retrain" and settings.arch is not None:
-            build.network(settings, data, build.architecture(settings.arch)[1], planning=True)
 
 
 def _fit(context: Context, module: ClassifierModule, callbacks: Sequence[Callback] = ()) -> Trainer:

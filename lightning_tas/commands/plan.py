@@ -16,10 +16,11 @@ from lightning_tas.callbacks.preferred_selection import make_selection
 from lightning_tas.callbacks.search_build import build_region, latency_settings
 from lightning_tas.callbacks.search_check import EXACT
 from lightning_tas.commands import build, per_phase, searching
+from lightning_tas.commands.checks import check_phases, check_weights
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.console import say
 from lightning_tas.commands.facts import Facts, facts
-from lightning_tas.commands.phases import check, check_weights, selection_table
+from lightning_tas.commands.phases import selection_table
 from lightning_tas.costs import cost
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import typed
@@ -53,7 +54,7 @@ class Budget:
 
 def show(config: Config) -> None:
     """Print the plan, phase by phase. Selection runs for real where the recipe selects: it trains nothing."""
-    check(config)
+    check_phases(config)
     data = build.data(config)
     check_weights(config)
     say(f"recipe {config.recipe}: {config.data.name}, {data.num_train:,} training images, {data.num_classes} classes")

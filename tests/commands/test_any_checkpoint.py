@@ -14,7 +14,7 @@ import timm
 import torch
 
 import lightning_tas as tas
-from lightning_tas.commands import build, phases, trained
+from lightning_tas.commands import build, checks, trained
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.entry import main
@@ -103,7 +103,7 @@ def test_a_released_supernet_in_every_command(teacher: Any, capsys: pytest.Captu
     cut = teacher.subnet(arch)
     given = ["source=autoformer", "space=space.json"]
     uniform = [*given, "sampler.name=uniform", "phases=[supernet,measure]"]
-    phases.check_weights(fit("train.from_checkpoint=super.pth", "plan=true", *uniform))
+    checks.check_weights(fit("train.from_checkpoint=super.pth", "plan=true", *uniform))
     config = fit("train.from_checkpoint=super.pth", *uniform)
     assert "weights 'model_ema' of 'model', 'model_ema'" in capsys.readouterr().out
     module = build.supernet_module(config, build.data(config))
@@ -116,7 +116,7 @@ def test_a_released_supernet_in_every_command(teacher: Any, capsys: pytest.Captu
     )
     for key in ("ckpt", "train.from_checkpoint"):
         alone = fit(f"{key}=super.pth", "source=autoformer", "arch=arch.json", recipe="retrain")
-        phases.check_weights(alone)
+        checks.check_weights(alone)
         net = build.retrain_module(alone, build.data(alone), arch).net
         assert same(net, cut) and torch.equal(net.eval()(torch.ones(1, 3, 16, 16)), cut(torch.ones(1, 3, 16, 16)))
     live = build.supernet(fit("train.from_checkpoint=super.pth", "weights=model", *uniform), build.data(config))
@@ -164,7 +164,7 @@ def test_a_vit_of_timm_in_every_command(name: str, capsys: pytest.CaptureFixture
         given = ["arch=vit.json", "model.pool=token"]
         for key in ("ckpt", "train.from_checkpoint"):
             config = fit(f"{key}=vit.pth", "source=timm", *given, recipe="retrain")
-            phases.check_weights(config)
+            checks.check_weights(config)
             net = build.retrain_module(config, build.data(config), tas.Architecture.from_dict(arch)).net
             torch.testing.assert_close(net.eval()(x), want)
         space = "space={family: autoprox_vit, embed_dim: [64, 128], depth: [2], num_heads: [2], mlp_ratio: [1, 2]}"
@@ -185,9 +185,9 @@ def test_a_vit_of_timm_in_every_command(name: str, capsys: pytest.CaptureFixture
         )
         torch.testing.assert_close(found.net(x, found.net.space.largest()), want)
     with pytest.raises(tas.UserError, match=r"set model.pool=token"):
-        phases.check_weights(fit("ckpt=vit.pth", "source=timm", "arch=vit.json", recipe="retrain"))
+        checks.check_weights(fit("ckpt=vit.pth", "source=timm", "arch=vit.json", recipe="retrain"))
     with pytest.warns(UserWarning, match="set source=timm and model.pool=token"):
-        phases.check_weights(fit("ckpt=vit.pth", "arch=vit.json", recipe="retrain"))
+        checks.check_weights(fit("ckpt=vit.pth", "arch=vit.json", recipe="retrain"))
     assert "give arch=FILE" in told("evaluate", capsys, "ckpt=vit.pth", *FACTS)
     assert "one network alone" in told(
         "search", capsys, "ckpt=vit.pth", "source=timm", "search.strategy=random", *FACTS
@@ -215,7 +215,7 @@ def test_a_network_alone_becomes_the_largest_of_a_supernet(files: Path) -> None:
     net = build.supernet(config, build.data(config)).eval()
     assert torch.equal(net(torch.ones(1, 3, 16, 16), space.largest()), alone(torch.ones(1, 3, 16, 16)))
     with pytest.raises(tas.UserError, match=r"is of the network .*, not of"):
-        phases.check_weights(fit("train.from_checkpoint=own.ckpt", "arch=arch.json", recipe="retrain"))
+        checks.check_weights(fit("train.from_checkpoint=own.ckpt", "arch=arch.json", recipe="retrain"))
 
 
 def test_an_exported_network_in_every_command() -> None:
@@ -228,7 +228,7 @@ def test_an_exported_network_in_every_command() -> None:
         assert found.alone and same(found.net, net) and found.net.options == net.options
         assert (found.weights, found.class_names) == ("ema", ["a"] * 10)
         config = fit(f"train.from_checkpoint={name}", "arch=arch.json", "model.pool=token", recipe="retrain")
-        phases.check_weights(config)
+        checks.check_weights(config)
         assert same(build.retrain_module(config, build.data(config), net.arch).net, net)
 
 
@@ -236,7 +236,7 @@ def test_options_that_no_shape_tells_are_named(make_checkpoint: Callable[..., Pa
     path = make_checkpoint(pool="token")
     config = fit(f"train.from_checkpoint={path}", "space=space.json", "sampler.name=uniform", "phases=[supernet]")
     with pytest.warns(UserWarning, match="model.pool=token, this one avg: set model.pool=token"):
-        phases.check_weights(config)
+        checks.check_weights(config)
 
 
 @pytest.fixture

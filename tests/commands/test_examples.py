@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from lightning_tas.catalogue import PUBLISHED
-from lightning_tas.commands import build, help, multirun, names, phases
+from lightning_tas.commands import build, checks, help, multirun, names
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.errors import UserError
@@ -118,8 +118,8 @@ def test_an_example_can_be_typed(call: str, tmp_path: Path, monkeypatch: pytest.
             if command == "search":
                 config.phases = ["search"]
             if command in ("fit", "search"):
-                phases.check(config)
+                checks.check_phases(config)
                 # What is left needs neither weights nor a clock: limits and options against the space itself.
                 config.ckpt = config.limits.latency = None
                 if config.space is not None:
-                    phases.check_selection(config, build.data(config), tmp_path)
+                    checks.check_selection(config, build.data(config), tmp_path)

@@ -104,3 +104,14 @@ def test_weights_that_do_not_fit_are_refused_before_any_work(run, tmp_path, caps
         err = capsys.readouterr().err
         assert f"lightning_tas.fit: {key}: " in err and "patch_embed" in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_what_a_search_inside_training_found_is_retrained(tmp_path):
+    space = "space={name: tiny, embed_dim: [16, 32], depth: [1, 2], num_heads: [1, 2], mlp_ratio: [1, 2]}"
+    call = ["recipe=quickstart", space, "phases=[supernet,retrain]", "sampler.name=uniform", "search.when=fit_start"]
+    search = ["search.strategy=random", "search.score=snip", "search.batch_size=4", "search.options={networks: 4}"]
+    assert main("fit", [*call, *search, *SMALL, f"output_dir={tmp_path}", "run=a"]) == 0
+    run = tmp_path / "quickstart" / "a"
+    (found,) = read_json(run / "result.json")["architectures"]
+    assert found["arch"] == read_json(run / "search.json")["networks"][0]["arch"]
