@@ -14,7 +14,7 @@ AUGMENTATION = (
     "batch_size", "crop", "crop_scale", "crop_ratio", "crop_padding", "hflip", "auto_augment", "color_jitter", "reprob",
     "remode", "recount", "repeated_aug",
 )  # fmt: skip
-NOT_TAKEN = ("search_val",)  # retraining chooses nothing by held-out images
+NOT_TAKEN = ("search_val", "leak")  # retraining chooses nothing by held-out images
 
 
 def with_data_of(recipe: Recipe, run: Recipe) -> Recipe:

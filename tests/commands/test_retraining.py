@@ -33,10 +33,10 @@ def retrain(*argv: str) -> Config:
 
 @pytest.mark.parametrize("given", ["arch={}@best", "arch={}/result.json", "ckpt={}"])
 def test_data_and_model_are_those_of_the_run(tmp_path, given):
-    run = finished(tmp_path / "run", "recipe=quickstart", "data.train_subset=300", "data.img_size=16")
+    run = finished(tmp_path / "run", "recipe=quickstart", "data.train_subset=300", "data.img_size=16", "data.leak=true")
     of_run, config = config_from("fit", [f"config={run}"]), retrain(given.format(run))
     assert config.model == of_run.model and config.model.patch_size == 4
-    held_out = {"search_val": 0}  # of a retraining nothing is chosen
+    held_out = {"search_val": 0, "leak": False}  # of a retraining nothing is chosen
     assert vars(config.data) == {**vars(of_run.data), **held_out}
     assert (config.recipe, config.train.warmup_epochs, config.trainer.max_epochs) == ("retrain", 5, 300)
 
