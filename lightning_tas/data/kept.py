@@ -72,7 +72,9 @@ def alone(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
-        yield
-        if not path.exists():
-            with contextlib.suppress(OSError):
-                lock.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            if not path.exists():
+                with contextlib.suppress(OSError):
+                    lock.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from lightning_tas.data import stored as stored_module
 from lightning_tas.data.config import DataConfig
 from lightning_tas.data.index import of_folders
 from lightning_tas.data.stored import StoredImages, read
+from lightning_tas.errors import UserError
 
 from .test_datasets import png, tar_of
 
@@ -118,6 +119,9 @@ def test_no_place_to_keep_it(tmp_path: Path, made: list[str]) -> None:
 def test_what_is_quick_to_list_leaves_no_trace(tmp_path: Path) -> None:
     root = folders(tmp_path / "data")
     listed(root, tmp_path / "cache")
+    (tmp_path / "broken.tar").write_bytes(b"x" * 2000)
+    with pytest.raises(UserError, match="broken"):
+        read(tmp_path, "shards", ["broken.tar"], DataConfig(cache_dir=str(tmp_path / "cache")))
     assert not any((tmp_path / "cache").iterdir())
 
 
