@@ -148,7 +148,7 @@ def components(wanted: Sequence[Proxy], options: Options) -> tuple[list[Proxy], 
 def _check_mapping(options: Any) -> None:
     if not isinstance(options, Mapping) or not all(isinstance(given, Mapping) for given in options.values()):
         raise UserError(
-            f"options: {options!r} is not valid; valid: a mapping of mappings, as {{'dss': {{'mode': 'released'}}}}"
+            f"options: {options!r} is not valid; valid: a mapping of mappings, as {{dss: {{mode: released}}}}"
         )
 
 

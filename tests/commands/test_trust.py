@@ -42,6 +42,7 @@ def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 CKPT = ("evaluate", "search", "export", "score")
 SETTINGS = {
     "data.name": {"data": {"name": "evil:load"}},
+    "sampler.name": {"sampler": {"name": "evil:load"}},
     "scoring.proxies": {"scoring": {"proxies": ["snip", "evil:load"]}},
     "search.score": {"search": {"strategy": "random", "score": "evil:load"}},
     "search.strategy": {"search": {"strategy": "evil:load", "score": "snip"}},
