@@ -33,7 +33,7 @@ from lightning_tas.errors import Stopped, UserError
 from lightning_tas.evaluator import Accuracy, evaluate
 from lightning_tas.launch import group, provenance
 from lightning_tas.launch.agreement import Agreement
-from lightning_tas.launch.checkpoints import clean, hand_on, newest_whole, of_step
+from lightning_tas.launch.checkpoints import clean, hand_on, handed_on, newest_whole, of_step
 from lightning_tas.launch.files import write_json
 from lightning_tas.launch.loggers import RunLoggers
 from lightning_tas.launch.results import Specialised, find_checkpoint, read_selection, write_result
@@ -269,7 +269,7 @@ def _checkpoint_outputs(context: Context, trainer: Trainer) -> Outputs:
 
 def _supernet_checkpoint(context: Context, outputs: Mapping[str, Any]) -> Path:
     if "checkpoint" in outputs:
-        return context.folder.path / outputs["checkpoint"]
+        return handed_on(context.folder.path / outputs["checkpoint"])
     if context.config.ckpt is None:
         raise UserError("ckpt: the phase 'measure' needs a trained supernet; add the phase 'supernet' or give ckpt=")
     return find_checkpoint(context.config.ckpt, phase="supernet")

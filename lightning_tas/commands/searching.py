@@ -23,6 +23,7 @@ from lightning_tas.data import TASDataModule
 from lightning_tas.data.config import OF_A_NODE
 from lightning_tas.errors import UserError
 from lightning_tas.evaluator import AUTOCAST
+from lightning_tas.launch.checkpoints import handed_on
 from lightning_tas.launch.trainer import start_processes
 from lightning_tas.search.objective import ACCURACY, TRAINED
 from lightning_tas.supernets import supernet as make_supernet
@@ -170,7 +171,7 @@ def _supernet(context: Context) -> Any:
     config = context.config
     outputs = context.study.outputs("supernet")
     if "checkpoint" in outputs:
-        path = context.folder.path / outputs["checkpoint"]
+        path = handed_on(context.folder.path / outputs["checkpoint"])
         loaded = load_supernet(path)
         if ACCURACY in judges(config.search):
             context.data.check_unseen(loaded.trained_on, str(path))

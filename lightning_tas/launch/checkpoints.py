@@ -313,6 +313,25 @@ def newest_whole(folder: Path, key: str = "resume") -> tuple[Path | None, int]:
     return None, 0
 
 
+def handed_on(final: Path, key: str = "ckpt") -> Path:
+    """What a phase handed on: `final`, or where that is damaged the last checkpoint beside it, which holds the same.
+
+    Raises:
+        UserError: that is damaged, too; it names the newest whole one, from which the phase can be done again.
+    """
+    reason = flaw(final)
+    if reason is None:
+        return final
+    found = saved(final.parent)
+    whole = next((path for step, path in found if flaw(path, step) is None), None)
+    if whole is None or whole != found[0][1]:
+        advice = "" if whole is None else f"; resume={whole} does the rest of its phase again"
+        raise UserError(f"{key}: {str(final)!r} is damaged: {reason}{advice}")
+    if global_rank() == 0:
+        warnings.warn(f"{key}: {final} is damaged ({reason}); {whole.name} beside it holds the same", stacklevel=2)
+    return whole
+
+
 def flaw(path: Path, step: int | None = None) -> str | None:
     """What is wrong with a checkpoint, None if nothing is: unreadable, another checksum, another `step` inside."""
     try:

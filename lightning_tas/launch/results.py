@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_tas.architecture import Architecture
 from lightning_tas.errors import UserError, absent, unknown
-from lightning_tas.launch.checkpoints import newest_whole
+from lightning_tas.launch.checkpoints import handed_on, newest_whole
 from lightning_tas.launch.files import DIGEST, read_json, write_json
 from lightning_tas.launch.study import read_study
 from lightning_tas.published import read_collection
@@ -118,7 +118,7 @@ def find_checkpoint(path: Path | str, key: str = "ckpt", phase: str | None = Non
     phases = read_study(study, key)["phases"] if study.exists() else []
     handed = [path / phase["outputs"]["checkpoint"] for phase in phases if "checkpoint" in phase["outputs"]]
     for found in _of_phase_first([file for file in handed if file.exists()], phase, 1):
-        return found
+        return handed_on(found, key)
     for folder in _of_phase_first(sorted(path.glob("phases/*/checkpoints")), phase, 0):
         newest, _ = newest_whole(folder, key)
         if newest is not None:

@@ -137,7 +137,20 @@ def test_damaged_files_of_a_run_are_named_by_every_command(
     """Their checksums are looked at before they are used: torch and JSON read a flipped bit without a word."""
     damaged = Path(shutil.copytree(run, tmp_path / "damaged"))
     checkpoint = find_checkpoint(damaged)
+    kept = checkpoint.read_bytes()
     flip(checkpoint)
+    # What the phase handed on: its last checkpoint holds the same, and is used with a warning.
+    with pytest.warns(UserWarning, match="final.ckpt is damaged .*; epoch=.* beside it holds the same"):
+        same = find_checkpoint(damaged)
+    assert same.read_bytes() == kept
+    flip(same)
+    older = same.with_name("epoch=0000-step=0000001.ckpt")
+    content = torch.load(same, weights_only=True)
+    torch.save({**content, "global_step": 1}, older)
+    assert "final.ckpt' is damaged: the checksum of archive" in refused(capsys, "evaluate", f"ckpt={damaged}")
+    with pytest.raises(UserError, match=rf"; resume={older} does the rest of its phase again"):
+        find_checkpoint(damaged)
+    older.unlink()
     search = ("search.strategy=random", "search.score=snip")
     start = (f"train.from_checkpoint={checkpoint}", "recipe=quickstart", "smoke=true", f"output_dir={tmp_path}")
     for command, argv in (
@@ -149,7 +162,7 @@ def test_damaged_files_of_a_run_are_named_by_every_command(
     ):
         given = argv if argv == start else (f"ckpt={damaged}", *argv)
         message = refused(capsys, command, *given)
-        assert "final.ckpt' cannot be used: it is damaged: the checksum of" in message, (command, message)
+        assert "final.ckpt' " in message and "is damaged: the checksum of" in message, (command, message)
         assert message.split(": ")[1] == ("train.from_checkpoint" if argv == start else "ckpt")
     label = next(iter(entries(run / "result.json")))
     for name, word, argv in (
