@@ -437,17 +437,3 @@ def test_smoke_is_the_same_for_all_sizes(name: str) -> None:
         return {key: value for key, value in found.items() if key not in ("recipe", "space")}
 
     assert all(made(size) == made(name) for size in SIZES[name])
-
-
-@pytest.mark.slow
-def test_retrain_takes_a_result(tmp_path: Path) -> None:
-    """`retrain arch=<result.json>` needs nothing else; with ckpt= it starts from the inherited weights."""
-    result = smoke("quickstart", tmp_path)
-    run = tmp_path / "quickstart" / "a"
-    label = result["architectures"][0]["label"]
-    same_data = ["data.img_size=8", "model.patch_size=4"]
-    for extra in ([], [f"ckpt={run}"]):
-        call = ["recipe=retrain", "smoke=true", f"arch={run / 'result.json'}@{label}", *same_data, *extra]
-        assert main("fit", [*call, f"output_dir={tmp_path}", f"run=b{len(extra)}"]) == 0
-        (network,) = read_json(tmp_path / "retrain" / f"b{len(extra)}" / "result.json")["architectures"]
-        assert network["arch"] == result["architectures"][0]["arch"]

@@ -48,6 +48,8 @@ def test_the_command_line_and_an_heir_say_otherwise(tmp_path):
     config = config_from("fit", [f"recipe={heir}", f"arch={run}@best", "model.patch_size=2", "data.hflip=0.5"])
     assert (config.data.name, config.data.batch_size, config.data.hflip) == ("digits", 5, 0.5)
     assert config.model.patch_size == 2
+    smoke = retrain(f"arch={run}@best", "smoke=true")
+    assert (smoke.data.name, smoke.data.img_size, smoke.model.patch_size) == ("synthetic", 8, 4)
 
 
 def test_on_the_same_data_set_augmentation_is_the_recipes(tmp_path):
