@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from lightning_tas.commands.config import Config
 
 OPTIONS = "search.options"
+FOLLOWERS = {
+    "population": ("mutations", "crossovers"),
+    "mutations": ("crossovers",),
+    "crossovers": ("mutations",),
+}
+"""Sizes that follow from others: who gives another one of these does not keep an inherited one of those."""
+AT_MOST = {"top": "population", "first": "first_pool", "keep": "pool"}
+"""Sizes that are not kept where one that is given is smaller."""
 
 
 @dataclass
@@ -46,10 +54,9 @@ class Belongings:
             self.limits = {}
         named = {"strategy": given["search.strategy"]} if "search.strategy" in given else {}
         self._strategy(named, given.get(OPTIONS))
-        for key, value in given.items():
-            group, _, name = key.partition(f"{OPTIONS}.")
-            if not group and name:
-                self.options[name] = value
+        self._strategy(
+            {}, {key.removeprefix(f"{OPTIONS}."): given[key] for key in given if key != OPTIONS and is_option(key)}
+        )
         self.limits |= {name: given[f"limits.{name}"] for name in LIMITED if f"limits.{name}" in given}
         if any(f"limits.{name}" in given for name in LIMITED):
             self.dropped = False
@@ -61,7 +68,15 @@ class Belongings:
             return
         if not isinstance(options, Mapping):
             raise UserError(f"{OPTIONS}: {options!r} is not valid; valid: a mapping, as {{population: 50}}")
-        self.options |= {str(key): value for key, value in options.items()}
+        new = {str(key): value for key, value in options.items()}
+        for leader, value in new.items():
+            gone = FOLLOWERS.get(leader, ()) if value != self.options.get(leader) else ()
+            self.options = {key: kept for key, kept in self.options.items() if key not in gone}
+        self.options |= new
+        for key, leader in AT_MOST.items():
+            sizes = self.options.get(key), new.get(leader)
+            if key not in new and all(isinstance(size, int) for size in sizes) and sizes[0] > sizes[1]:
+                del self.options[key]
 
 
 def _single(given: Mapping[str, Any]) -> dict[str, Any]:

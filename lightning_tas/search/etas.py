@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class EtasSettings(NoSettings):
     iteration, and how many are evaluated (Nm, nm). iterations: M. patience: iterations without a new best that end the
     search. tries: proposals per mutant before a random network takes its place.
     """
+
+    FOLLOWS: ClassVar = {"first": "first_pool", "keep": "pool"}
 
     filter: str | None = "ntsr"
     first_pool: Annotated[int, least(1)] = 500

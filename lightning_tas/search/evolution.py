@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class GenerationSettings(NoSettings):
     proposals per place before it is filled at random. *_prob: the probability that a choice is redrawn, of depth, of
     the other choices outside blocks (width), of a block's.
     """
+
+    FOLLOWS: ClassVar = {"top": "population"}
 
     population: Annotated[int, least(1)] = 50
     generations: Annotated[int, least(0)] = 20

@@ -27,7 +27,10 @@ def defaults(kind: type) -> dict[str, Any]:
 
 
 def read_settings(strategy: str, kind: Any, given: Mapping[str, Any]) -> Any:
-    """An instance of the dataclass `kind`; `UserError` naming the key for an unknown setting or a value not valid."""
+    """An instance of the dataclass `kind`; `UserError` naming the key for an unknown setting or a value not valid.
+
+    A size of ``kind.FOLLOWS`` that is not given is at most the one that it is taken from, which is.
+    """
     valid = defaults(kind)
     hints = get_type_hints(kind, include_extras=True)
     settled = {}
@@ -36,6 +39,9 @@ def read_settings(strategy: str, kind: Any, given: Mapping[str, Any]) -> Any:
             raise unknown(f"setting of strategy {strategy!r}", name, valid, valid)
         plain = tuple(value) if isinstance(value, list) else value
         settled[name] = Option.of(hints[name]).settled(f"{name} of {strategy}", plain)
+    for name, leader in getattr(kind, "FOLLOWS", {}).items():
+        if leader in settled and name not in settled:
+            settled[name] = min(valid[name], settled[leader])
     try:
         return kind(**settled)
     except UserError as error:

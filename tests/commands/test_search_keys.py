@@ -11,6 +11,8 @@ from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.names import check
 from lightning_tas.commands.search_keys import belongings
 from lightning_tas.errors import UserError
+from lightning_tas.search.settings import read_settings
+from lightning_tas.search.strategy import strategy_class
 
 TINY = "recipe=t_razor_tiny"
 
@@ -19,6 +21,28 @@ def test_an_heir_of_the_same_strategy_keeps_options_and_adds_its_own() -> None:
     base = {"space": "a", "search": {"strategy": "evolution", "options": {"population": 50, "top": 10}}}
     heir = {"search": {"options": {"population": 20}}}
     assert belongings([base, heir], {}).options == {"population": 20, "top": 10}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "settings"),
+    [
+        ("autoformer_tiny", "{population: 4}", {"population": 4, "top": 4, "mutants": 2, "children": 2}),
+        ("autoformer_tiny", "{population: 20}", {"population": 20, "top": 10, "mutants": 10, "children": 10}),
+        ("autoformer_tiny", "{mutations: 40}", {"population": 50, "mutants": 40, "children": 10}),
+        ("autoformer_tiny", "{population: 4, top: 9, crossovers: 1}", {"top": 9, "mutants": 3, "children": 1}),
+        ("t_razor_tiny", "{population: 4}", {"population": 4, "top": 4, "mutants": 2, "children": 2}),
+        ("etas_tiny", "{pool: 2}", {"pool": 2, "keep": 2, "first_pool": 500, "first": 3}),
+        ("etas_fashion_mnist", "{first_pool: 2}", {"first_pool": 2, "first": 2, "keep": 3}),
+    ],
+)
+def test_sizes_that_were_not_given_follow_from_those_that_were(
+    recipe: str, given: str, settings: dict[str, int]
+) -> None:
+    single = [f"search.options.{one.strip().replace(': ', '=')}" for one in given[1:-1].split(",")]
+    for arguments in ([f"search.options={given}"], single):
+        search = config_from("fit", [f"recipe={recipe}", *arguments]).search
+        read = read_settings(str(search.strategy), strategy_class(str(search.strategy)).Settings, search.options)
+        assert {name: getattr(read, name) for name in settings} == settings
 
 
 def test_another_strategy_begins_with_its_own_defaults() -> None:
