@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from lightning_tas.launch import group
+from lightning_tas.launch import group, log
 
 
 def say(text: str, bar: bool = False) -> None:
@@ -14,5 +14,6 @@ def say(text: str, bar: bool = False) -> None:
     """
     if group.rank() > 0:
         return
+    log.note(text)
     sys.stdout.write(("\n" if bar else "") + text + "\n")
     sys.stdout.flush()

@@ -12,13 +12,15 @@ from functools import partial
 from typing import Any
 
 from lightning_tas import plugins
-from lightning_tas.errors import Stopped, UserError
-from lightning_tas.launch import group
+from lightning_tas.errors import Stopped, UserError, unknown
+from lightning_tas.launch import group, log
 from lightning_tas.launch.early import drop_save_signal, hold_save_signal
 from lightning_tas.launch.follow import follow_sweep
 from lightning_tas.progress import beside_bars, end_bars
+from lightning_tas.version import __version__
 
 HELP = ("-h", "--help", "help")
+VERSION = "--version"
 SWEEP = ("-m", "--multirun")
 LONGEST_MESSAGE = 4000
 
@@ -32,6 +34,30 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(text(command))
         return 0
+    if VERSION in arguments:
+        sys.stdout.write(f"lightning_tas {__version__}\n")
+        return 0
+    with log.kept():
+        return _guarded(command, arguments)
+
+
+def any_command(argv: Sequence[str] | None = None) -> int:
+    """`lightning-tas COMMAND ...` and `python -m lightning_tas COMMAND ...`; alone it lists the commands."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    from lightning_tas.commands.help import ABOUT, overview
+
+    if arguments and arguments[0] in ABOUT:
+        return main(arguments[0], arguments[1:])
+    if arguments[:1] == [VERSION]:
+        return main("fit", arguments)
+    if not arguments or arguments[0] in HELP:
+        sys.stdout.write(overview())
+        return 0
+    sys.stderr.write(f"lightning_tas: {unknown('command', arguments[0], ABOUT)}\n")
+    return 2
+
+
+def _guarded(command: str, arguments: Sequence[str]) -> int:
     plainly = warnings.showwarning
     try:
         warnings.showwarning = partial(_beside_bars, plainly)
@@ -91,6 +117,7 @@ def _one_voice() -> None:
 
 def _beside_bars(show: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """A warning on a line of its own, not at the end of a progress bar."""
+    log.note(f"{args[1].__name__}: {args[0]}")
     with beside_bars():
         show(*args, **kwargs)
 
@@ -110,6 +137,7 @@ def _end(command: str, error: BaseException, message: str, status: int) -> int:
     sys.stdout.flush()
     if len(message) > LONGEST_MESSAGE:  # it quotes a value, and values may be as large as files
         message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
+    log.note(message)
     if group.speaks(error):
         sys.stderr.write(f"lightning_tas.{command}: {message}\n")
         sys.stderr.flush()

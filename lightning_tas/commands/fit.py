@@ -16,11 +16,12 @@ from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.console import say
 from lightning_tas.data.config import OF_A_NODE as DATA_OF_A_NODE
 from lightning_tas.errors import Stopped, UserError
-from lightning_tas.launch import group
+from lightning_tas.launch import group, log
 from lightning_tas.launch.checkpoints import named_checkpoint, phase_index
 from lightning_tas.launch.compare import compare, flat
 from lightning_tas.launch.files import remove_temporaries, write_json, write_text
 from lightning_tas.launch.meeting import plain
+from lightning_tas.launch.provenance import command as command_line
 from lightning_tas.launch.run_folder import RunFolder, recipe_folder
 from lightning_tas.launch.settings import Settings, decided, dotted
 from lightning_tas.launch.signals import outside_fit
@@ -118,6 +119,8 @@ def _run_locked(config: Config, folder: RunFolder, data: TASDataModule, made: li
 
     if group.rank() == 0:
         remove_temporaries(folder.path)
+        log.write_into(folder.path)
+        log.note(command_line())
     if group.rank() == 0 and not folder.study.exists():
         write_text(folder.config, to_yaml(config))  # first: whatever has a study can be resumed from its configuration
     study = group.first(lambda: _study(config, folder, write=group.rank() == 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
@@ -63,8 +64,13 @@ ABOUT = {
     ),
 }
 
-FIRST = {"score": "bench", "search": "search"}
-"""The group of keys that a command is about."""
+OWN = {
+    "evaluate": ("ckpt", "arch", "source", "weights", "output_dir", "data"),
+    "export": ("ckpt", "arch", "source", "weights", "output_dir"),
+    "score": ("recipe", "ckpt", "run", "resume", "plan", "bench"),
+    "search": ("recipe", "ckpt", "space", "run", "resume", "plan", "search", "limits"),
+}
+"""The keys and groups that a command is about, where it is not about all."""
 
 
 def text(command: str) -> str:
@@ -78,16 +84,37 @@ def text(command: str) -> str:
     lines += ["", "recipes:"]
     for name in names:
         lines += _hanging(f"  {name.ljust(widest)}  ", recipes.description(name))
+    every = [item.name for item in fields(Config)]
+    own = OWN.get(command, every)
     lines += ["", "keys (key=value; lists as [a,b]; null for nothing):"]
-    lines += _keys(Config(), Config, "", FIRST.get(command))
+    lines += _keys(Config(), Config, "", own)
+    if len(own) < len(every):
+        lines += ["", "keys of other commands, in whose run folders and recipes they are found:"]
+        lines += _keys(Config(), Config, "", [name for name in every if name not in own])
     return "\n".join(lines) + "\n"
 
 
-def _keys(values: Any, section: type, prefix: str, first: str | None = None) -> list[str]:
-    """The keys of one section, its groups after its own, the one called `first` before the others."""
-    comments = _comments(section)
+def overview() -> str:
+    """Every command with a line on it."""
+    lines = [
+        "Train and search Transformers on PyTorch Lightning.",
+        "",
+        "usage: lightning-tas COMMAND key=value ...",
+        "",
+    ]
+    lines += [f"  {command.ljust(max(map(len, ABOUT)))}  {about}" for command, (about, *_) in ABOUT.items()]
+    lines += [
+        "",
+        "`lightning-tas COMMAND --help` lists recipes and keys; `python -m lightning_tas.COMMAND` is the same.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(values: Any, section: type, prefix: str, names: Sequence[str] | None = None) -> list[str]:
+    """The keys of one section (of it only `names`, in their order), its groups after its own."""
+    comments, known = _comments(section), {item.name: item for item in fields(section)}
     own, groups = [], []
-    for item in sorted(fields(section), key=lambda item: item.name != first):
+    for item in [known[name] for name in names or known]:
         value = getattr(values, item.name)
         if is_dataclass(value):
             about = (inspect.getdoc(type(value)) or "").partition("\n")[0]

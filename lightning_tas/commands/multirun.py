@@ -322,10 +322,21 @@ def _status(place: Path, number: int) -> int | None:
 
 def _summary(jobs: Sequence[Job], statuses: Sequence[int | None]) -> str:
     rows = [
-        [number, job.swept or "-", _word(status), job.folder]
+        [number, job.swept or "-", _word(status), *_best(job.folder), job.folder]
         for number, (job, status) in enumerate(zip(jobs, statuses, strict=True))
     ]
-    return "\n" + text_table(["job", "overrides", "status", "run folder"], rows)
+    return "\n" + text_table(["job", "overrides", "status", "best top-1 [%]", "network", "run folder"], rows)
+
+
+def _best(folder: Path) -> tuple[str, str]:
+    """Accuracy and label of the most accurate network that a job has measured."""
+    try:
+        record = read_json(folder / "result.json")
+        found = [(entry["metrics"]["top1"], entry["label"]) for entry in record["architectures"] if entry["metrics"]]
+        top1, label = max((pair for pair in found if pair[0] is not None), key=lambda pair: pair[0])
+    except (UserError, KeyError, TypeError, ValueError):  # none was measured, or not by this version
+        return "-", "-"
+    return f"{top1:.2f}", str(label)
 
 
 def _word(status: int | None) -> str:

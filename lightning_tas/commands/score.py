@@ -25,7 +25,7 @@ from lightning_tas.commands.console import say
 from lightning_tas.commands.score_sizes import size_of
 from lightning_tas.data.config import OF_A_NODE as DATA_OF_A_NODE
 from lightning_tas.errors import Stopped, UserError
-from lightning_tas.launch import group
+from lightning_tas.launch import group, log
 from lightning_tas.launch.compare import compare, flat
 from lightning_tas.launch.files import read_json, remove_temporaries, write_json, write_text
 from lightning_tas.launch.loggers import RunLoggers, check_loggers
@@ -64,6 +64,7 @@ def run(config: Config) -> None:
 def _run_locked(config: Config, job: score_work.Job, folder: RunFolder, made: list[Path]) -> None:
     loggers = RunLoggers(config, folder)
     if group.rank() == 0:
+        log.write_into(folder.path)
         _begin(config, job, folder)
     try:
         with outside_fit():

@@ -74,8 +74,8 @@ class Belongings:
             self.options = {key: kept for key, kept in self.options.items() if key not in gone}
         self.options |= new
         for key, leader in AT_MOST.items():
-            sizes = self.options.get(key), new.get(leader)
-            if key not in new and all(isinstance(size, int) for size in sizes) and sizes[0] > sizes[1]:
+            kept, most = self.options.get(key), new.get(leader)
+            if key not in new and isinstance(kept, int) and isinstance(most, int) and kept > most:
                 del self.options[key]
 
 

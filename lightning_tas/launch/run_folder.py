@@ -1,6 +1,6 @@
 """The one folder that a run writes: `output_dir/<recipe>/<run>/`.
 
-config.yaml  study.json  metrics.csv  selection.json  result.json  *.png
+config.yaml  study.json  log.txt  metrics.csv  selection.json  result.json  *.png
 phases/NN-name/checkpoints/
 """
 
@@ -21,7 +21,7 @@ from lightning_tas.launch.files import make_folder, take_lock, writing
 # Processes that Lightning starts inherit the environment: rank 0 chose the run's folder, they find it here.
 RUN_VARIABLE = "LIGHTNING_TAS_RUN"
 LOCK_SECONDS = 10
-SETTINGS = ("config.yaml", "study.json", "bench.json")
+SETTINGS = ("config.yaml", "study.json", "bench.json", "log.txt")
 """What a run writes before it works; everything else in its folder is work, and is never removed."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import TQDMProgressBar
+from pytorch_lightning.callbacks.progress.tqdm_progress import Tqdm
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lightning_tas.errors import UserError
@@ -37,7 +40,7 @@ _NOT_OURS = (
 
 
 class ProgressBar(TQDMProgressBar):
-    """Lightning's bar with the loss and without the logger's version, which for us is the name of the phase.
+    """Lightning's bar with the loss and the time left of the phase, without the logger's version, which is its name.
 
     Reading the loss makes the host wait for a GPU, so there the bar moves every 20 batches only; in a file or a pipe
     every movement is a line of its own, so there it moves every 200.
@@ -46,11 +49,22 @@ class ProgressBar(TQDMProgressBar):
     def __init__(self) -> None:
         moves = 20 if torch.cuda.is_available() else 1
         super().__init__(refresh_rate=moves if sys.stdout.isatty() else 200)
+        self._began, self._from, self._steps = time.monotonic(), 0, 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember when training began, and how many steps it has."""
+        super().on_train_start(trainer, pl_module)
+        self._began, self._from = time.monotonic(), trainer.global_step
+        self._steps = float(trainer.estimated_stepping_batches)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The metrics shown beside the bar."""
         shown: dict[str, Any] = super().get_metrics(trainer, pl_module)
         shown.pop("v_num", None)
+        done = trainer.global_step - self._from
+        if done > 0 and math.isfinite(self._steps):  # Lightning's own times are those of the epoch
+            left = (time.monotonic() - self._began) * max(0.0, self._steps - trainer.global_step) / done
+            shown["phase left"] = Tqdm.format_interval(left)
         if "train/loss" in trainer.callback_metrics:
             shown["train/loss"] = f"{trainer.callback_metrics['train/loss'].item():.3f}"
         return shown

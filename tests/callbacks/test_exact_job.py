@@ -112,3 +112,6 @@ def test_the_command_prints_what_was_done(tmp_path: Path, capsys: pytest.Capture
     size = read_json(tmp_path / "quickstart" / "a" / "search.json")["front_size"]
     assert "0 networks evaluated; the optimum of all " in out and "partial networks told apart; Pareto front of" in out
     assert f"params and MACs: {size} networks, complete" in out
+    log = (tmp_path / "quickstart" / "a" / "log.txt").read_text()
+    said = [line.partition("  ")[2] for line in log.splitlines()]
+    assert all(line in said for line in out.splitlines() if line.strip()), "all that was printed"

@@ -13,8 +13,8 @@ import torch
 
 from lightning_tas.launch.results import comparable
 
-# Speeds and memory: measurements of the machine, not of the study.
-MEASURED = ("system.csv",)
+# Speeds, memory and times of day: measurements of the machine, not of the study.
+MEASURED = ("system.csv", "log.txt")
 
 
 def compare(straight: Path, other: Path) -> list[str]:

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from lightning_tas.commands import multirun
 from lightning_tas.commands.entry import main
 from lightning_tas.errors import UserError
-from lightning_tas.launch.files import take_lock
+from lightning_tas.launch.files import take_lock, write_json
 
 from .launched import fit
 
@@ -50,9 +50,22 @@ def test_every_combination_is_a_job_with_its_own_run(jobs: Path, capfd: pytest.C
     ]
     out = capfd.readouterr().out
     assert "sweep s: 4 jobs" in out
-    assert [line.split()[-2:] for line in out.splitlines() if "finished" in line][3] == [
-        "finished", "runs/prenas_fashion_mnist/s-03",
+    assert [line.split()[-4:] for line in out.splitlines() if "finished" in line][3] == [
+        "finished", "-", "-", "runs/prenas_fashion_mnist/s-03",
     ]  # fmt: skip
+
+
+def test_the_table_has_the_best_accuracy_of_each_job(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    measured = {"small": {"top1": 71.0}, "large": {"top1": 80.25}, "broken": {"top1": None}, "found": {}}
+    for folder, labels in zip(folders, (measured, ["found"]), strict=False):
+        folder.mkdir()
+        entries = [{"label": label, "metrics": measured[label]} for label in labels]
+        write_json(folder / "result.json", {"architectures": entries})
+    table = multirun._summary([multirun.Job((), f"seed={i}", f) for i, f in enumerate(folders)], [0, 0, None])
+    head, _, *lines = table.strip().splitlines()
+    assert "best top-1 [%]" in head
+    assert [line.split()[-3:-1] for line in lines] == [["80.25", "large"], ["-", "-"], ["-", "-"]]
 
 
 def test_a_failed_job_is_reported_and_does_not_stop_the_others(jobs: Path, capfd: pytest.CaptureFixture[str]) -> None:

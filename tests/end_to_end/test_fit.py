@@ -50,7 +50,7 @@ def test_a_study_writes_the_promised_folder(whole, capsys):
     names = {path.name for path in whole.iterdir()}
     assert names == {
         "config.yaml", "study.json", "metrics.csv", "system.csv", "selection.json", "result.json", "allocation.png",
-        "accuracy.png", "phases",
+        "accuracy.png", "phases", "log.txt",
     }  # fmt: skip
     record = result(whole)
     for key in ("seed", "limits", "checkpoint_sha256", "versions", "command", "timing", "host", "run", "git"):
