@@ -245,13 +245,16 @@ def te_regions(case: Case) -> float:
 
 
 def meco(case: Case) -> float:
-    """Of the first image: channels of a map, tokens of a sequence; a vector of logits has one observation of each."""
+    """Of the first image: channels of a map, tokens of a sequence.
+
+    A vector of logits has one observation of each, and the class token that a PiT pools is correlated with itself only.
+    """
     found = []
     with np.errstate(all="ignore"):
         for y in case.outputs("").values():
             rows = y[0].detach().reshape(len(y[0]), -1).numpy()
-            if rows.shape[1] > 1:
-                correlation = np.nan_to_num(np.atleast_2d(np.corrcoef(rows)), nan=0.0)
+            if min(rows.shape) > 1:
+                correlation = np.nan_to_num(np.corrcoef(rows), nan=0.0)
                 found.append(max(np.linalg.eigvals(correlation).real.min(), 0.0))
     return total(found)
 
