@@ -39,6 +39,7 @@ from lightning_tas.search.strategy import Draft, register_strategy
 
 Laws = Callable[[list[int]], "list[FloatArray]"]
 DONORS, FINALS = ("same", "best"), ("archive", "population")
+CHANGED, EXCHANGED = ("lowest", "any"), ("better", "any")
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ class BlockwiseSettings(GenerationSettings):
     "dss" for the ablation; None is "dss" with that as the objective, else "dss_pp". rho: share of blocks that change
     without pso. pso: eqs. 12-13 set the share, see the module. inertia, pull_own, pull_best: w, g1, g2.
     pso_noise: the factors u in [0, 1) of particle swarms, which the paper's equation lacks. release: where a move has
-    nothing within the limits, further blocks may change, one by one, until it has (`block_moves`). donor: a child's
-    new block is its partner's at the same index, or the partner's best block of the stage. final: where the winner is
-    taken from.
+    nothing within the limits, further blocks may change, one by one, until it has (`block_moves`). changed: a mutant
+    changes its lowest blocks, or "any", at random. exchanged: a child takes over blocks that are better in its partner,
+    or "any", at random. donor: a child's new block is its partner's at the same index, or the partner's best block of
+    the stage. final: where the winner is taken from.
     """
 
     generations: Annotated[int, least(0)] = 160
@@ -65,6 +67,8 @@ class BlockwiseSettings(GenerationSettings):
     pull_own: Annotated[float, least(0)] = 1.5
     pull_best: Annotated[float, least(0)] = 1.5
     release: bool = True
+    changed: Annotated[str, one_of(CHANGED)] = "lowest"
+    exchanged: Annotated[str, one_of(EXCHANGED)] = "better"
     donor: Annotated[str, one_of(DONORS)] = "same"
     final: Annotated[str, one_of(FINALS)] = "archive"
 
@@ -183,7 +187,10 @@ class Blockwise(Generational):
         chances = [s.depth_prob if self.sites.is_depth(c) else s.embed_prob for c in self.sites.others]
         rates = np.zeros(len(parent))
         rates[self.sites.others] = rng.random(len(chances)) < chances
-        changed, kept = self._order[place][: self._count[place]], self._order[place][self._count[place] :]
+        order = self._order[place]
+        if s.changed == "any":
+            order = rng.permutation(order).tolist()
+        changed, kept = order[: self._count[place]], order[self._count[place] :]
         return self._draw(
             draft,
             lambda freed: changes(self.moves, self.sites, parent, rates, changed, freed),
@@ -230,8 +237,12 @@ class Blockwise(Generational):
 
     def _child(self, draft: Draft, a: int, b: int) -> Codes | None:
         """Member `a` with the blocks that are better in `b`, its lowest ones; None where none is new."""
-        better = (self._site_scores[a] < self._site_scores[b]).tolist()
-        lower = [j for j in self._order[a] if better[j]]
+        rng = self.rng("child", a, b)
+        if self.settings.exchanged == "better":
+            better = (self._site_scores[a] < self._site_scores[b]).tolist()
+            lower = [j for j in self._order[a] if better[j]]
+        else:
+            lower = rng.permutation([j for j in self._order[a] if not np.isnan(self._site_scores[b][j])]).tolist()
         if not lower:
             return None
         own, other = (self.history.rows[self._slots[i]] for i in (a, b))
@@ -248,7 +259,7 @@ class Blockwise(Generational):
             draft,
             lambda freed: exchanges(self.moves, self.sites, own, whole, taken, freed),
             lambda: handed(self.region, self.sites, own, whole, taken, left),
-            self.rng("child", a, b),
+            rng,
             [own, other],
         )
 

@@ -121,6 +121,25 @@ def test_a_child_takes_over_the_blocks_that_are_better(lab: Any, donor: str) -> 
     assert pairs > 10
 
 
+def test_any_blocks_may_change(lab: Any) -> None:
+    strategy = begun(lab, "autoformer", pso=False, changed="any", exchanged="any", **STILL)
+    sites, taken, changed = strategy.sites.sites, set(), set()
+    for slot in range(30):
+        place = int(strategy.rng("mutant", slot, 0).integers(len(strategy._slots)))
+        parent, child = strategy.history.rows[strategy._slots[place]], strategy._mutant(strategy.draft(), slot, 0)
+        different = [j for j, site in enumerate(sites) if (child[site.columns] != parent[site.columns]).any()]
+        assert len(different) == strategy._count[place]
+        changed |= set(different)
+    for a, b in np.argwhere(strategy._partners)[:30].tolist():
+        first, second = (strategy.history.rows[strategy._slots[i]] for i in (a, b))
+        child = strategy._child(strategy.draft(), a, b)
+        for j, site in enumerate(sites):
+            if child is not None and (child[site.columns] != first[site.columns]).any():
+                assert np.array_equal(child[site.columns], second[site.columns])
+                taken |= {bool(strategy._site_scores[a][j] < strategy._site_scores[b][j])}
+    assert len(changed) > 10 and taken == {True, False}
+
+
 def test_partners_have_the_same_width_where_there_are_any(lab: Any) -> None:
     strategy = begun(lab, "autoformer")
     widths = [int(strategy.history.rows[i][0]) for i in strategy._slots]
@@ -184,7 +203,17 @@ def test_members_keep_their_place_in_the_population() -> None:
     assert _places([5, 3], [9, 7, 5]) == [5, 9, 7]
 
 
-@pytest.mark.parametrize("change", [{"pso": False}, {"pso_noise": False}, {"donor": "best"}, {"final": "population"}])
+CHANGES: list[dict[str, Any]] = [
+    {"pso": False},
+    {"pso_noise": False},
+    {"donor": "best"},
+    {"final": "population"},
+    {"changed": "any"},
+    {"exchanged": "any"},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_switches_leave_the_budget_as_it_is(lab: Any, change: dict[str, Any]) -> None:
     one = lab.build("blockwise", lab.region(lab.spaces("autoformer")), "dss_pp", **TEN)
     other = lab.build("blockwise", lab.region(lab.spaces("autoformer")), "dss_pp", **TEN, **change)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from lightning_tas.additive import Conditional
+from lightning_tas.additive import Conditional, Term, Total
+from lightning_tas.limits import Region
 from lightning_tas.search.block_moves import exchanges, handed, released
 from lightning_tas.search.moves import Drawn, Tally
 from lightning_tas.spaces import Dimension, SearchSpace
@@ -280,3 +281,34 @@ def test_releases_make_most_room_first(lab: Any) -> None:
     whole = np.array([0, 2, 1, 1, 0, 1, 0, 0], dtype=np.int16)
     assert handed(region, sites, parent, whole, [0], [1, 2])[0] == [0, 1, 2]
     assert handed(region, sites, parent, whole, [0, 2], [1])[0] == [0, 1, 2]
+
+
+STRATEGIES = ["random", "evolution", "s3_evolution", "blockwise", "etas", "nsga2"]
+LIMITED = [
+    *((name, "sums") for name in STRATEGIES),
+    ("evolution", "rounded"),
+    *(pytest.param(name, "rounded", marks=pytest.mark.slow) for name in STRATEGIES if name != "evolution"),
+    *(pytest.param(name, "function", marks=pytest.mark.slow) for name in STRATEGIES),
+]
+
+
+@pytest.mark.parametrize(("name", "limit"), LIMITED)
+def test_proposals_are_new_and_within_the_limits(lab: Any, name: str, limit: str) -> None:
+    """At the upper limit, where larger networks score higher: nothing is refused but for a function's sake."""
+    space = lab.spaces("autoformer")
+    widths = {c: one for c, one in enumerate(space.columns) if one.block is not None}
+    rng = np.random.default_rng(0)
+    table = Total(
+        tuple(Term((c,), np.append(rng.integers(10**6, 2 * 10**6, len(o.choices)), 0)) for c, o in widths.items())
+    )
+    quantity = {"sums": None, "rounded": table, "function": lambda codes: (table(codes) / 1e6).round(1)}[limit]
+    limits: dict[str, Any] = {"params": ["5M", "7M"]}
+    if quantity is not None:
+        limits["latency"] = [None, float(np.percentile(quantity(space.sample_codes(0, 500)), 60))]
+    region = Region(space, limits, quantities={} if quantity is None else {"latency": quantity})
+    strategy = lab.build(name, region, "dss_pp")
+    archs = lab.trace(strategy)
+    assert region.allowed(space.encode(archs)).all()
+    assert min(row["acceptance"] for row in strategy.stats) >= 0.9
+    drawn, outside = (sum(row[key] for row in strategy.stats) for key in ("drawn", "outside"))
+    assert outside == 0 if limit == "sums" else limit == "function" or outside <= drawn / 2
