@@ -76,7 +76,7 @@ def record_name(config: Config, source: trained.Trained, archs: Iterable[str]) -
         if config.arch is not None:
             parts += archs
         usual, given = dotted(settings_of_run(source.run).get("data") or {}), dotted(asdict(config.data))
-        free = (*FREE_DATA, "batch_size")
+        free = (*FREE_DATA, "batch_size", "eval_batch_size")
         other = {k: v for k, v in given.items() if k.partition(".")[0] not in free and usual.get(k, v) != v}
         parts += [f"{key}={'x'.join(map(str, v)) if isinstance(v, list) else v}" for key, v in other.items()]
     return re.sub(r"[^\w.=+-]+", "-", "-".join(["evaluation", *parts]))[:200] + ".json"

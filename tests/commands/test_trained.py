@@ -85,7 +85,7 @@ def test_what_is_not_the_runs_own_has_a_record_of_its_own(run: Path) -> None:
     for argv, name in (
         ([f"ckpt={first}"], f"evaluation-01-supernet-{first.stem}.json"),
         ([f"ckpt={first}", f"arch={label}"], f"evaluation-01-supernet-{first.stem}-{label}.json"),
-        ([f"ckpt={run}", "data.img_size=[8,12]", "data.batch_size=7"], "evaluation-img_size=8x12.json"),
+        ([f"ckpt={run}", "data.img_size=[8,12]", "data.eval_batch_size=7"], "evaluation-img_size=8x12.json"),
     ):
         assert main("evaluate", argv) == 0
         found = read_json(run / name)
