@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 from lightning_tas.commands import per_phase
 from lightning_tas.launch import environment
 from lightning_tas.search.config import LIMITED
-from lightning_tas.training.config import WARMUP_SHARE
 
 SMALLEST_SIDE = 8  # pixels; augmentations need a few
 IMAGES = 64
@@ -75,7 +74,7 @@ def overrides(tree: Any) -> dict[str, Any]:
         "data.std": None,
         # The rate as it stands: scaled to so small a batch it would lie under `train.min_lr`.
         "train.lr_batch": None,
-        "train.warmup_epochs": min(float(tree.train.warmup_epochs), WARMUP_SHARE * EPOCHS),
+        "train.warmup_epochs": min(float(tree.train.warmup_epochs), float(tree.train.warmup_share) * EPOCHS),
         "trainer.max_epochs": EPOCHS,
         "trainer.max_steps": None,
         "trainer.precision": "32-true",

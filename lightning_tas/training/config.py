@@ -12,8 +12,6 @@ from lightning_tas.errors import UserError, unknown
 MIXUP_MODES = ("batch", "pair", "elem")
 SCHEDULES = ("epoch", "step")
 UNUSED = ("skip", "zero")
-WARMUP_SHARE = 0.2
-"""Most of a training that warms up, whatever its length: a longer warm-up is cut to it, with a warning."""
 
 
 @dataclass
@@ -24,7 +22,8 @@ class TrainConfig:
     lr_batch: int | None = 512  # None: `lr` is used as it is
     min_lr: float = 1e-5  # where the cosine ends; not scaled
     warmup_lr: float = 1e-6  # where the warm-up begins; not scaled
-    warmup_epochs: float = 20  # at most a fifth of the training: where that is less, the warm-up is cut to it
+    warmup_epochs: float = 20
+    warmup_share: float = 0.2  # of the training that the warm-up takes at most: a longer one is cut to it
     schedule: str = "epoch"  # the rate changes per "epoch", as in the references, or per "step"
     schedule_lag: bool = False  # the references' slip: epochs 0 and 1 share the first rate, the curve lags an epoch
     weight_decay: float = 0.05
@@ -70,7 +69,7 @@ class TrainConfig:
         for key in ("min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "mixup", "cutmix"):
             if not getattr(self, key) >= 0:
                 raise UserError(f"train.{key}: {getattr(self, key)} is not valid; it must be at least 0")
-        for key in ("mixup_prob", "mixup_switch_prob", "ema_decay"):
+        for key in ("mixup_prob", "mixup_switch_prob", "ema_decay", "warmup_share"):
             if not 0 <= getattr(self, key) <= 1:
                 raise UserError(f"train.{key}: {getattr(self, key)} is not valid; it must lie in 0..1")
         if not 0 <= self.label_smoothing < 1:

@@ -2,7 +2,7 @@
 
 Equals timm's `CosineLRScheduler` (``warmup_prefix=False``: the cosine runs from epoch 0 and is joined where the
 warm-up ends), which the references use. One rule holds for every length of training, be it a supernet's, a network's,
-or a short one that judges a network: the warm-up is as configured, but at most a fifth of it (`WARMUP_SHARE`).
+or a short one that judges a network: the warm-up is as configured, but at most `train.warmup_share` of it, a fifth.
 
 Driven through torch's `LambdaLR`, whose state holds plain numbers, so that Lightning and DeepSpeed can save and
 restore it.
@@ -16,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_tas.training.config import WARMUP_SHARE, TrainConfig
+from lightning_tas.training.config import TrainConfig
 
 
 class WarmupCosine:
@@ -59,25 +59,25 @@ class WarmupCosine:
 
 
 def warmup_epochs(train: TrainConfig, total_steps: int, steps_per_epoch: int) -> float:
-    """Epochs of warm-up: as configured, at most `WARMUP_SHARE` of training; none where that is less than a step."""
-    warmup = min(train.warmup_epochs, WARMUP_SHARE * total_steps / steps_per_epoch)
+    """Epochs of warm-up: as configured, at most `train.warmup_share`; none where that is less than a step."""
+    warmup = min(train.warmup_epochs, train.warmup_share * total_steps / steps_per_epoch)
     return warmup if warmup * steps_per_epoch >= 1 else 0.0
 
 
 def plan(train: TrainConfig, peak: float, total_steps: int, steps_per_epoch: int) -> WarmupCosine:
     """The schedule for training that takes `total_steps` updates, `steps_per_epoch` in each epoch.
 
-    What cannot be as configured is warned about and made to fit: a warm-up of more than a fifth of training is cut to
-    it; a `min_lr` or `warmup_lr` above the peak becomes the peak. A warm-up that does not end with an epoch changes the
-    rate per step: per epoch, a part of an epoch would be a whole one at `warmup_lr`.
+    What cannot be as configured is warned about and made to fit: a warm-up of more than `train.warmup_share` of training
+    is cut to it; a `min_lr` or `warmup_lr` above the peak becomes the peak. A warm-up that does not end with an epoch
+    changes the rate per step: per epoch, a part of an epoch would be a whole one at `warmup_lr`.
     """
     total_epochs = total_steps / steps_per_epoch
     warmup = warmup_epochs(train, total_steps, steps_per_epoch)
     per_step = train.schedule == "step" or train.warmup_epochs > warmup or warmup % 1 != 0
-    if train.warmup_epochs > WARMUP_SHARE * total_epochs:
+    if train.warmup_epochs > train.warmup_share * total_epochs:
         rank_zero_warn(
-            f"train.warmup_epochs={train.warmup_epochs:g} is more than a fifth of this training ({total_epochs:g} "
-            f"epochs): it is cut to {warmup:g} epochs, and the rate changes per step"
+            f"train.warmup_epochs={train.warmup_epochs:g} is more than train.warmup_share={train.warmup_share:g} of "
+            f"this training ({total_epochs:g} epochs): it is cut to {warmup:g} epochs, and the rate changes per step"
         )
     lag = train.schedule_lag
     if lag and per_step:

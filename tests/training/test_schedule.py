@@ -78,7 +78,7 @@ def test_one_rule_for_every_length(epochs: int, schedule: str, per_epoch: int) -
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         curve = plan(TrainConfig(schedule=schedule), 1e-3, steps, per_epoch)
-    assert len(heard) == (epochs < 100) == any("more than a fifth" in str(one.message) for one in heard)
+    assert len(heard) == (epochs < 100) == any("more than train.warmup_share=0.2" in str(one.message) for one in heard)
     warmup = min(20, epochs / 5)
     for step in range(steps):
         at = step // per_epoch if not curve.per_step else step / per_epoch
@@ -96,8 +96,16 @@ def test_one_rule_for_every_length(epochs: int, schedule: str, per_epoch: int) -
 def test_a_warmup_of_less_than_a_step_is_none() -> None:
     """Its first step would run at 1e-6, and with one step that is the whole training."""
     for steps, first in ((1, 1e-3), (4, 1e-3), (5, 1e-6)):
-        with pytest.warns(UserWarning, match="more than a fifth"):
+        with pytest.warns(UserWarning, match=r"more than train.warmup_share=0.2"):
             assert plan(TrainConfig(), 1e-3, steps, 100).lr(0) == pytest.approx(first)
+
+
+def test_a_longer_share_of_warmup_can_be_asked_for() -> None:
+    """As a fine-tuning of 10 epochs with 5 of warm-up."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        curve = plan(TrainConfig(warmup_epochs=5, warmup_share=0.5), 1e-3, 100, 10)
+    assert curve.warmup_epochs == 5 and not curve.per_step
 
 
 def test_a_fitting_schedule_warns_of_nothing() -> None:
