@@ -108,7 +108,7 @@ def test_a_run_has_its_configuration_before_its_study(monkeypatch: pytest.Monkey
     monkeypatch.setattr("lightning_tas.commands.fit.Study", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main("fit", arguments(tmp_path, "a")) == 130
     folder = tmp_path / "runs" / "quickstart" / "a"
-    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "log.txt"}
 
 
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda"])

@@ -218,7 +218,7 @@ def test_limits_that_nothing_meets_end_in_seconds(fit: Fit, capsys: pytest.Captu
             "limits.latency",
         ),
         ([*SEARCH, "search.score=trained"], "search.score: 'trained' trains networks of its own"),
-        ([*TRAINING_FREE, "phases=[search,supernet]"], "valid in this order"),
+        ([*TRAINING_FREE, "phases=[search,supernet]"], "phases run in the order"),
     ],
 )
 def test_refusals(fit: Fit, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str) -> None:
