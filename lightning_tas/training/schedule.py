@@ -67,9 +67,9 @@ def warmup_epochs(train: TrainConfig, total_steps: int, steps_per_epoch: int) ->
 def plan(train: TrainConfig, peak: float, total_steps: int, steps_per_epoch: int) -> WarmupCosine:
     """The schedule for training that takes `total_steps` updates, `steps_per_epoch` in each epoch.
 
-    What cannot be as configured is warned about and made to fit: a warm-up of more than `train.warmup_share` of training
-    is cut to it; a `min_lr` or `warmup_lr` above the peak becomes the peak. A warm-up that does not end with an epoch
-    changes the rate per step: per epoch, a part of an epoch would be a whole one at `warmup_lr`.
+    What cannot be as configured is warned about and made to fit: a warm-up of more than `train.warmup_share` of the
+    training is cut to it; a `min_lr` or `warmup_lr` above the peak becomes the peak. A warm-up that does not end with
+    an epoch changes the rate per step: per epoch, a part of an epoch would be a whole one at `warmup_lr`.
     """
     total_epochs = total_steps / steps_per_epoch
     warmup = warmup_epochs(train, total_steps, steps_per_epoch)
