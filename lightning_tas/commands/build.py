@@ -224,10 +224,12 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
 def network(config: Config, source: TASDataModule, arch: Architecture, planning: bool = False) -> Any:
     """The network of `arch` for the images of `source`: fresh, or with weights of `train.from_checkpoint`, else `ckpt`.
 
+    In a run that searches, `ckpt` is the supernet searched in, and what is found starts afresh, as published.
     What is inherited is resampled where sizes differ. `planning`: weights are compared, and the network has none.
     """
-    key = "ckpt" if config.train.from_checkpoint is None else "train.from_checkpoint"
-    path = config.ckpt if config.train.from_checkpoint is None else config.train.from_checkpoint
+    key, path = "train.from_checkpoint", config.train.from_checkpoint
+    if path is None and "search" not in config.phases:
+        key, path = "ckpt", config.ckpt
     options = network_options(config, source)
     with as_key(key):
         opened = _inherited(config, path, key, arch) if path is not None else None

@@ -14,7 +14,6 @@ from lightning_tas.commands import build, per_phase, searching, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, as_key
-from lightning_tas.launch.checkpoints import check_settings
 from lightning_tas.launch.loggers import check_loggers
 from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet
@@ -24,7 +23,7 @@ def check_phases(config: Config) -> None:
     """Refuse a list of phases that cannot work, before anything is written."""
     check_loggers(config)
     for label, settings in per_phase.configs(config).items():
-        check_settings(settings.checkpoint)
+        settings.checkpoint.check()
         if per_phase.kind(label) == "supernet":
             samplers.find(settings.sampler.name)
     searching.tell_ignored(per_phase.of_kind(config, "search", "supernet"))

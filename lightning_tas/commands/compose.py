@@ -164,12 +164,12 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
     """What the overrides are applied to: a recipe, a repeated run, or the run that `ckpt` or `resume` lies in."""
     if given.get("config") is not None and given.get("recipe") is not None:
         raise UserError("config: it already says which recipe; give config=FILE or recipe=NAME, not both")
+    if given.get("resume") not in (None, "auto") and not os.path.exists(str(given["resume"])):
+        raise absent("resume", str(given["resume"]), "give a run folder, or a checkpoint of one")
     if given.get("recipe") is not None:
         return _of_its_run(recipes.load(str(given["recipe"])), command, given)
     if given.get("config") is not None:
         return _repeated(Path(given["config"]), "config")
-    if given.get("resume") not in (None, "auto") and not os.path.exists(str(given["resume"])):
-        raise absent("resume", str(given["resume"]), "give a run folder, or a checkpoint of one")
     for key in ("resume", "ckpt"):
         run = _config_above(Path(str(given[key]))) if given.get(key) is not None else None
         if run is not None and key == "resume" and command in RESUMABLE:

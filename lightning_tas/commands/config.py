@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from lightning_tas.errors import UserError
+
 if TYPE_CHECKING:
     from lightning_tas.data.config import DataConfig
     from lightning_tas.proxies.config import BenchConfig, ScoringConfig
@@ -91,6 +93,15 @@ class CheckpointConfig:
     every_n_epochs: int = 1
     every_n_steps: int | None = None  # also in the middle of epochs; resuming from there is exact
     keep_last: int = 2  # how many to keep of each phase; -1: all
+
+    def check(self) -> None:
+        """UserError when it asks for something that cannot be done."""
+        for key, valid in (("every_n_epochs", "1, 2, ..."), ("every_n_steps", "null, 1, 2, ...")):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise UserError(f"checkpoint.{key}: {value} is not valid; valid: {valid}")
+        if self.keep_last < 1 and self.keep_last != -1:
+            raise UserError(f"checkpoint.keep_last: {self.keep_last} is not valid; valid: 1, 2, ... or -1 (keep all)")
 
 
 @dataclass

@@ -8,6 +8,7 @@ Under torchrun or srun the processes share the images.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Iterable
@@ -73,13 +74,18 @@ def record_name(config: Config, source: trained.Trained, archs: Iterable[str]) -
     if source.run is not None and where(config, source) == source.run:
         if not _is_last(source.checkpoint, source.run):
             parts.append(f"{source.checkpoint.parents[1].name}-{source.checkpoint.stem}")
+        if config.weights != "auto":
+            parts.append(f"weights={config.weights}")
         if config.arch is not None:
             parts += archs
         usual, given = dotted(settings_of_run(source.run).get("data") or {}), dotted(asdict(config.data))
         free = (*FREE_DATA, "batch_size", "eval_batch_size")
         other = {k: v for k, v in given.items() if k.partition(".")[0] not in free and usual.get(k, v) != v}
         parts += [f"{key}={'x'.join(map(str, v)) if isinstance(v, list) else v}" for key, v in other.items()]
-    return re.sub(r"[^\w.=+-]+", "-", "-".join(["evaluation", *parts]))[:200] + ".json"
+    name = re.sub(r"[^\w.=+-]+", "-", "-".join(["evaluation", *parts]))
+    if len(name) > 200:
+        name = f"{name[:190]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name}.json"
 
 
 def _is_last(checkpoint: Path, run: Path) -> bool:

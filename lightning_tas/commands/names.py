@@ -5,6 +5,7 @@ Nothing here imports torch, which takes seconds: a misspelt name must not wait f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from lightning_tas.architecture import Architecture
 from lightning_tas.catalogue import check_name
 from lightning_tas.commands import per_phase
 from lightning_tas.commands.config import Config
-from lightning_tas.errors import UserError, unknown
+from lightning_tas.errors import UserError, absent, unknown
 from lightning_tas.families import check_family
 from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.spaces import SearchSpace, resolve_space
@@ -107,6 +108,8 @@ def _bench(config: Config) -> None:
     from lightning_tas.proxies.config import check_method
 
     bench = config.bench
+    if bench.path is not None and not os.path.exists(bench.path):
+        raise absent("bench", bench.path, "give a file of networks and their accuracies")
     proxies("bench", bench.proxies, bench.options)
     try:
         check_method(bench.init)

@@ -52,9 +52,6 @@ _AT_LEAST: dict[str, float] = {
     "trainer.gradient_clip_val": 0,
     "trainer.check_val_every_n_epoch": 1,
     "trainer.log_every_n_steps": 1,
-    "checkpoint.every_n_epochs": 1,
-    "checkpoint.every_n_steps": 1,
-    "checkpoint.keep_last": -1,
     "model.patch_size": 1,
     "model.patch_stride": 1,
     "sampler.middle": 0,
@@ -121,6 +118,7 @@ def _values(config: Config) -> None:
     _sampler(config)
     check_data(config.data)
     config.train.check()
+    config.checkpoint.check()
     _select(config)
     _scoring(config)
     _search(config)

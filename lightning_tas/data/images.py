@@ -89,7 +89,7 @@ def _say_unused(root: Path, *splits: StoredImages) -> None:
 
 
 def _same_classes(where: Path | str, found: list[str], wanted: list[str]) -> None:
-    if found != wanted:
+    if set(found) != set(wanted):
         extra, lacking = sorted(set(found) - set(wanted)), sorted(set(wanted) - set(found))
         differences = [f"not in training: {', '.join(extra[:5])}"] if extra else []
         differences += [f"missing: {', '.join(lacking[:5])}"] if lacking else []

@@ -141,8 +141,9 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def tars_in(folder: Path, pattern: str = "*") -> list[str]:
-    """Names of the files `pattern`.tar of `folder`, in order."""
-    return sorted(path.name for path in folder.glob(f"{pattern}.tar") if path.is_file() and not hidden(path.name))
+    """Names of the files `pattern`.tar of `folder`, in the order that folders of these names have."""
+    found = (path for path in folder.glob(f"{pattern}.tar") if path.is_file() and not hidden(path.name))
+    return [path.name for path in sorted(found, key=lambda path: path.stem)]
 
 
 def stamps_of(root: Path, paths: Sequence[str]) -> list[Stamp]:

@@ -236,14 +236,21 @@ class TASDataModule(pl.LightningDataModule):
         """Refuse to choose networks by images that the `weights` were trained on.
 
         Args:
-            trained_on: what their training recorded of its split; None in files of earlier versions.
+            trained_on: what their training recorded of its split; None in files of earlier versions (a warning).
 
         Raises:
             UserError: names `data.search_val`; not with `data.leak`, nor where the data have a validation set.
         """
         data = self.load()
         assert self._splits is not None and self.trained_on is not None
-        if trained_on is None or data.val is not None or self.config.leak:
+        if data.val is not None or self.config.leak:
+            return
+        if trained_on is None:
+            warnings.warn(
+                f"{weights} does not say which images it was trained on (it is of an earlier version, or a released "
+                "one): those held out here may be among them (data.search_val)",
+                stacklevel=2,
+            )
             return
         if trained_on["targets_sha256"] != self.trained_on["targets_sha256"]:
             return  # of other images

@@ -33,16 +33,6 @@ if TYPE_CHECKING:
 NAME = re.compile(r"epoch=(\d+)-step=(\d+)\.ckpt")
 
 
-def check_settings(settings: CheckpointConfig) -> None:
-    """UserError when `checkpoint.*` asks for something that cannot be done."""
-    for key, valid in (("every_n_epochs", "1, 2, ..."), ("every_n_steps", "null, 1, 2, ...")):
-        value = getattr(settings, key)
-        if value is not None and value < 1:
-            raise UserError(f"checkpoint.{key}: {value} is not valid; valid: {valid}")
-    if settings.keep_last < 1 and settings.keep_last != -1:
-        raise UserError(f"checkpoint.keep_last: {settings.keep_last} is not valid; valid: 1, 2, ... or -1 (keep all)")
-
-
 class RunCheckpoints(Checkpoint):
     """Saves a phase of a run so that going on from any of its checkpoints is exact.
 
@@ -56,7 +46,7 @@ class RunCheckpoints(Checkpoint):
     """
 
     def __init__(self, folder: Path, settings: CheckpointConfig) -> None:
-        check_settings(settings)
+        settings.check()
         self.folder, self.settings = folder, settings
         self._signals = FitSignals()
         self._seen = 0  # updates at the end of the last batch

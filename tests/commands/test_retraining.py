@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_tas.commands import build
 from lightning_tas.commands.compose import config_from
 from lightning_tas.commands.config import Config, to_yaml
 from lightning_tas.commands.entry import main
 from lightning_tas.launch.files import read_json
 from lightning_tas.launch.results import find_checkpoint
+from lightning_tas.training.checkpoint import load_supernet
 
 SMALL = ("data.train_subset=128", "trainer.max_epochs=1", "train.warmup_epochs=0", "trainer.precision=32-true")
 # As good as no step: what is measured is what was inherited.
@@ -96,6 +98,19 @@ def test_weights_are_inherited_at_another_resolution(run, tmp_path):
     alone = ["recipe=retrain", f"arch={tmp_path / 'retrain' / 'c'}", f"ckpt={tmp_path / 'retrain' / 'c'}"]
     with pytest.warns(UserWarning, match="the head starts afresh"):
         assert main("fit", [*alone, "data.img_size=8", "data.num_classes=11", *SMALL, f"output_dir={tmp_path}"]) == 0
+
+
+def test_what_is_found_in_a_supernet_starts_afresh(run, tmp_path):
+    """`ckpt` is what is searched in; the winner is trained from scratch, as it is after a supernet phase of its own."""
+    call = ["recipe=quickstart", f"ckpt={run}", "sampler.name=uniform", "search.strategy=random", *SMALL]
+    made = {}
+    for phases in ("[search,retrain]", "[retrain]"):
+        config = config_from("fit", [*call, f"phases={phases}", f"arch={run}@largest"])
+        made[phases] = build.network(config, build.data(config), build.architecture(config.arch)[1]).state_dict()
+    inherited = load_supernet(find_checkpoint(run)).net
+    weights = inherited.subnet(inherited.space.largest()).state_dict()
+    assert all((value == weights[name]).all() for name, value in made["[retrain]"].items())
+    assert not (made["[search,retrain]"]["blocks.0.mlp.fc1.weight"] == weights["blocks.0.mlp.fc1.weight"]).any()
 
 
 @pytest.mark.parametrize("key", ["ckpt", "train.from_checkpoint"])

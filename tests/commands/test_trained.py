@@ -85,13 +85,14 @@ def test_what_is_not_the_runs_own_has_a_record_of_its_own(run: Path) -> None:
     for argv, name in (
         ([f"ckpt={first}"], f"evaluation-01-supernet-{first.stem}.json"),
         ([f"ckpt={first}", f"arch={label}"], f"evaluation-01-supernet-{first.stem}-{label}.json"),
+        ([f"ckpt={run}", "weights=live"], "evaluation-weights=live.json"),
         ([f"ckpt={run}", "data.img_size=[8,12]", "data.eval_batch_size=7"], "evaluation-img_size=8x12.json"),
     ):
         assert main("evaluate", argv) == 0
         found = read_json(run / name)
         assert (found["checkpoint"] == str(first)) == ("epoch" in name)
         assert (run / "evaluation.json").read_bytes() == own
-    assert len(set(run.glob("evaluation*")) - before) == 3
+    assert len(set(run.glob("evaluation*")) - before) == 4
 
 
 def test_evaluate_off_the_list_and_at_another_size(run: Path, tmp_path: Path) -> None:

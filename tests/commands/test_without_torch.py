@@ -33,6 +33,9 @@ json.dump(told, sys.stdout)
 TYPOS: dict[tuple[str, ...], str] = {
     **{(command, "sed=1"): "sed: no such key" for command in ABOUT},
     ("fit", "recipe=quickstart", "run=../../x"): "run: '../../x' is not a folder name",
+    ("fit", "recipe=quickstart", "checkpoint.keep_last=0"): "valid: 1, 2, ... or -1 (keep all)",
+    ("fit", "recipe=quickstart", "resume=nothere"): "resume: 'nothere' does not exist",
+    ("score", "recipe=vit_bench_pit", "bench=nothere.json"): "bench: 'nothere.json' does not exist",
     ("fit", "recipe=quickstrat"): "Did you mean 'quickstart'?",
     ("fit", "recipe=empty.yaml"): "empty.yaml holds no settings",
     ("fit", "-m", "recipe=quickstart", "seed=1,2", "run=../x"): "run: '../x-00' is not a folder name",

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import pickle
+import shutil
 import tarfile
 import warnings
 from pathlib import Path
@@ -291,6 +292,31 @@ def test_hidden_things_in_tars(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match=r"not used of .*hidden"):
             data = load("imagenet", tmp_path / folder, num_classes=classes, search_val=0).load()
         assert len(data.class_names) == classes and len(data.train) == images  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", ["folders", "tars", "tar of tars"])
+def test_classes_are_in_one_order_in_every_layout(layout: str, tmp_path: Path) -> None:
+    """ "-" comes before "." and after the end of a name: tars sorted by their file names would swap these two."""
+    for split in ("train", "val"):
+        inner = {}
+        for label, name in enumerate(("cat", "cat-wild")):
+            path = tmp_path / split / f"{name}.tar"
+            tar_of(path, {f"{i}.png": png(label) for i in range(2)})
+            inner[path.name] = path.read_bytes()
+            if layout == "folders" or split == "val":  # one split of tars, one of folders
+                (tmp_path / split / name).mkdir()
+                for i in range(2):
+                    (tmp_path / split / name / f"{i}.png").write_bytes(png(label))
+            if layout != "tars" or split == "val":
+                path.unlink()
+        if layout == "tar of tars":
+            tar_of(tmp_path / f"{split}.tar", inner)
+            shutil.rmtree(tmp_path / split)
+    data = load("imagenet", tmp_path, num_classes=2, search_val=0).load()
+    assert data.class_names == ["cat", "cat-wild"]
+    for source in (data.train, data.test):
+        assert targets_of(source).tolist() == [0, 0, 1, 1]
+        assert np.array_equal(np.asarray(source[3][0]), noise(12, 14, 3, key=1))
 
 
 def test_a_tar_of_tars(tmp_path: Path) -> None:

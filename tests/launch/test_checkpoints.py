@@ -17,7 +17,6 @@ from lightning_tas.commands.config import CheckpointConfig
 from lightning_tas.errors import UserError
 from lightning_tas.launch.checkpoints import (
     RunCheckpoints,
-    check_settings,
     later,
     named_checkpoint,
     newest_whole,
@@ -141,8 +140,8 @@ def test_going_on_from_an_earlier_one_leaves_the_later_ones_behind(tmp_path: Pat
 def test_settings_that_cannot_be_done() -> None:
     for key, value in (("every_n_epochs", 0), ("every_n_steps", 0), ("keep_last", 0), ("keep_last", -2)):
         with pytest.raises(UserError, match=rf"checkpoint\.{key}: {value} is not valid; valid:"):
-            check_settings(CheckpointConfig(**{key: value}))
-    check_settings(CheckpointConfig(every_n_steps=None, keep_last=-1))
+            CheckpointConfig(**{key: value}).check()
+    CheckpointConfig(every_n_steps=None, keep_last=-1).check()
 
 
 # --- broken ones ------------------------------------------------------------------------------------------------------
