@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_tas.errors import UserError
 
@@ -48,6 +48,29 @@ def class_order(theirs: Sequence[str] | None, ours: Sequence[str] | None, what: 
         stacklevel=3,
     )
     return order
+
+
+def check_continued(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a training on other classes, or in another order, than it began with.
+
+    Args:
+        before, now: `name` of the data set and `class_names`, as in the checkpoint and as they are.
+    """
+    theirs, ours = before["class_names"], now["class_names"]
+    if theirs == ours:
+        return
+    if sorted(theirs) == sorted(ours):
+        number = next(i for i, (old, new) in enumerate(zip(theirs, ours, strict=True)) if old != new)
+        raise UserError(
+            f"resume: the checkpoint was trained on the same classes in another order: class {number} was "
+            f"{theirs[number]!r} and is {ours[number]!r} now; train.from_checkpoint=CHECKPOINT begins a training with "
+            "its weights, which are mapped by name"
+        )
+    raise UserError(
+        f"resume: the checkpoint was trained on {len(theirs)} classes of data.name={before['name']} "
+        f"({', '.join(theirs[:_SHOWN])}, ...); now data.name={now['name']} has {len(ours)} "
+        f"({', '.join(ours[:_SHOWN])}, ...); data.class_names=ignore takes classes by their numbers"
+    )
 
 
 def reordered(state: Mapping[str, Tensor], order: Sequence[int] | None) -> dict[str, Tensor]:

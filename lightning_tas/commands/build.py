@@ -99,6 +99,13 @@ def _inherit(config: Config, net: Any, opened: Opened, source: TASDataModule) ->
     names = source.known_names if config.data.class_names == "compare" and not _is_meta(net) else None
     with seeded(config.seed, "head"):
         inherit(net, opened, names)
+    net.trained_on = None if opened.saved is None else opened.saved.get("trained_on")
+
+
+def _trained_on(net: Any, source: TASDataModule) -> list[Any]:
+    """How the images of every training of these weights were split, see `TASDataModule.check_unseen`."""
+    before = [None] if (given := getattr(net, "trained_on", [])) is None else given
+    return [*before, source.trained_on]
 
 
 def _is_meta(net: Any) -> bool:
@@ -137,7 +144,7 @@ def supernet_module(config: Config, source: TASDataModule, selection: Selection 
         compare_classes=config.data.class_names == "compare",
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
-    module.trained_on = source.trained_on
+    module.trained_on = _trained_on(net, source)
     if selection is not None:
         module.set_candidates(selection.candidates)
     return module
@@ -217,7 +224,7 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
         compare_classes=config.data.class_names == "compare",
     )
     module.unused = unused_semantics(config.train, config.trainer.strategy)
-    module.trained_on = source.trained_on
+    module.trained_on = _trained_on(module.net, source)
     return module
 
 

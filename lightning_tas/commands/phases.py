@@ -135,6 +135,7 @@ def supernet(context: Context) -> Outputs:
     if searching.inside_fit(config):
         callbacks.append(searching.callback(context))
     module = build.supernet_module(config, context.data, selection)
+    searching.check_images(config, context.data, module.trained_on)
     say(f"{context.label}: training {module.trained}")
     trainer = _fit(context, module, callbacks)
     return _checkpoint_outputs(context, trainer)

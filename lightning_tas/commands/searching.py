@@ -48,6 +48,15 @@ def tell_ignored(config: Config) -> None:
         rank_zero_warn(f"search is ignored: it goes with the phases 'search' or 'supernet', and phases is {phases}")
 
 
+def check_images(config: Config, data: TASDataModule, trained_on: Any) -> None:
+    """Refuse to measure networks while a supernet trains, by images that it was trained on or by the test set."""
+    by_accuracy = inside_fit(config) and ACCURACY in judges(config.search)
+    if by_accuracy or config.scoring.proxies:
+        if not data.chooses:
+            raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
+        data.check_unseen(trained_on, "the supernet")
+
+
 def sees_images(config: Config) -> bool:
     """Whether the search looks at the images of the data set."""
     return config.search.images == "data" or bool({ACCURACY, TRAINED} & set(judges(config.search)))
@@ -185,6 +194,11 @@ def _of_checkpoint(config: Config, data: TASDataModule) -> Any:
         raise UserError(f"ckpt: {str(source.checkpoint)!r} is one network alone; a search needs a supernet")
     if ACCURACY in judges(config.search) and source.supernet is not None:
         data.check_unseen(source.supernet.trained_on, str(source.checkpoint))
+        if source.supernet.trained is not None and source.supernet.trained.source != "space":
+            rank_zero_warn(
+                f"search.score=accuracy compares networks of the space, and {str(source.checkpoint)!r} was trained on "
+                f"{source.supernet.trained}: others share weights that were not trained for them"
+            )
     return trained.fit_to_data(source, data, compare_names=sees_images(config))
 
 

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lightning_tas.class_names import class_order
+from lightning_tas.class_names import check_continued, class_order
 from lightning_tas.data.arrays import SyntheticImages
 from lightning_tas.data.augment import Pipeline
 from lightning_tas.data.config import DataConfig, check, size_pair
@@ -21,7 +21,7 @@ from lightning_tas.data.dataset import AugmentedImages
 from lightning_tas.data.loader import CountedLoader
 from lightning_tas.data.registry import ArrayImages, Facts, ImageData, find, targets_of
 from lightning_tas.data.sampling import EvalOrder, TrainOrder
-from lightning_tas.data.splits import Splits, held_out
+from lightning_tas.data.splits import Splits, check_unseen, held_out
 from lightning_tas.data.stored import cache_folder
 from lightning_tas.data.verify import bad_images
 from lightning_tas.data.verify import check as check_images
@@ -198,14 +198,9 @@ class TASDataModule(pl.LightningDataModule):
         return {"name": self.config.name, "class_names": list(self.class_names)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse a checkpoint that was trained on other classes."""
-        if state_dict["class_names"] != self.class_names and self.config.class_names != "ignore":
-            raise UserError(
-                f"resume: the checkpoint was trained on {len(state_dict['class_names'])} classes of "
-                f"data.name={state_dict['name']} ({', '.join(state_dict['class_names'][:3])}, ...); now data.name="
-                f"{self.config.name} has {len(self.class_names)} ({', '.join(self.class_names[:3])}, ...); "
-                "data.class_names=ignore takes classes by their numbers"
-            )
+        """Refuse a checkpoint that was trained on other classes, or on the same ones in another order."""
+        if self.config.class_names != "ignore":
+            check_continued(state_dict, self.state_dict())
 
     def _check_classes(self, data: ImageData) -> None:
         found = len(data.class_names)
@@ -225,44 +220,29 @@ class TASDataModule(pl.LightningDataModule):
         config, seed = self.config, self.seed
         search_val = 0.0 if data.val is not None else config.search_val
         splits = Splits.of(targets, search_val, config.leak, config.train_subset, seed)
-        digest = hashlib.sha256(np.ascontiguousarray(targets, dtype=np.int64).tobytes()).hexdigest()
+        classes = np.ascontiguousarray(targets, dtype=np.int64).tobytes() + "\0".join(data.class_names).encode()
         self.trained_on = {
             "search_val": search_val, "leak": config.leak, "train_subset": config.train_subset, "seed": seed,
-            "targets_sha256": digest,
+            "classes_sha256": hashlib.sha256(classes).hexdigest(),
         }  # fmt: skip
         return splits
 
-    def check_unseen(self, trained_on: Mapping[str, Any] | None, weights: str) -> None:
+    def check_unseen(self, trained_on: Sequence[Mapping[str, Any] | None] | None, weights: str) -> None:
         """Refuse to choose networks by images that the `weights` were trained on.
 
         Args:
-            trained_on: what their training recorded of its split; None in files of earlier versions (a warning).
+            trained_on: what each of their trainings recorded of its split; None in files of earlier versions, and of
+                released weights (a warning).
 
         Raises:
             UserError: names `data.search_val`; not with `data.leak`, nor where the data have a validation set.
         """
         data = self.load()
         assert self._splits is not None and self.trained_on is not None
-        if data.val is not None or self.config.leak:
-            return
-        if trained_on is None:
-            warnings.warn(
-                f"{weights} does not say which images it was trained on (it is of an earlier version, or a released "
-                "one): those held out here may be among them (data.search_val)",
-                stacklevel=2,
-            )
-            return
-        if trained_on["targets_sha256"] != self.trained_on["targets_sha256"]:
-            return  # of other images
-        before = {key: trained_on[key] for key in ("search_val", "leak", "train_subset", "seed")}
-        seen = np.intersect1d(self._splits.search_val, Splits.of(targets_of(data.train), **before).train)
-        if len(seen):
-            raise UserError(
-                f"data.search_val: {weights} was trained on {len(seen):,} of the {len(self._splits.search_val):,} "
-                f"images held out here: its training had data.search_val={before['search_val']:g}, seed="
-                f"{before['seed']} and data.leak={str(before['leak']).lower()}; give the same, or data.leak=true to "
-                "choose by images that were trained on"
-            )
+        if data.val is None and not self.config.leak:
+            targets = targets_of(data.train)
+            for before in [None] if trained_on is None else trained_on:
+                check_unseen(before, weights, self._splits.search_val, targets, self.trained_on["classes_sha256"])
 
     def _check_batch(self, num_train: int) -> None:
         size = self.config.batch_size
@@ -325,6 +305,13 @@ class TASDataModule(pl.LightningDataModule):
             )
             return self.test_dataloader()
         return self._eval_loader(data.train, self._splits.search_val)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there are images to choose networks by, which are neither trained on nor the test set."""
+        data = self.load()
+        assert self._splits is not None
+        return data.val is not None or len(self._splits.search_val) > 0
 
     def search_loader(self) -> CountedLoader:
         """The search-validation split, the whole of it on every process, for choosing networks.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -81,3 +84,29 @@ class Splits:
                 )
             train = train[stratified(targets[train], train_subset, seed, "train-subset")]
         return cls(train, held)
+
+
+def check_unseen(
+    before: Mapping[str, Any] | None, weights: str, held: np.ndarray, targets: np.ndarray, classes_sha256: str
+) -> None:
+    """Refuse `held` images, to choose by, that `weights` were trained on; see `TASDataModule.check_unseen`.
+
+    before: how the training of the weights split its images; other images have another `classes_sha256`.
+    """
+    if before is None:
+        warnings.warn(
+            f"{weights} does not say which images it was trained on (it is of an earlier version, or a released one): "
+            "those held out here may be among them (data.search_val)",
+            stacklevel=4,
+        )
+        return
+    if before["classes_sha256"] != classes_sha256:
+        return
+    drawn = {key: before[key] for key in ("search_val", "leak", "train_subset", "seed")}
+    seen = np.intersect1d(held, Splits.of(targets, **drawn).train)
+    if len(seen):
+        raise UserError(
+            f"data.search_val: {weights} was trained on {len(seen):,} of the {len(held):,} images held out here: its "
+            f"training had data.search_val={before['search_val']:g}, seed={before['seed']} and data.leak="
+            f"{str(before['leak']).lower()}; give the same, or data.leak=true to choose by images that were trained on"
+        )

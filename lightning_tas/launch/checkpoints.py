@@ -213,12 +213,16 @@ def named_checkpoint(resume: str | None) -> Path | None:
 
 
 def later(path: Path) -> list[Path]:
-    """What came after a named checkpoint in its run: later ones of its phase, its end, the folders of later phases."""
+    """What came after a named checkpoint in its run: later ones of its phase, its end, later phases, their results."""
     after = [one for step, one in saved(path.parent) if step > _step_in(path)]
     final = path.with_name("final.ckpt")
     numbered = [(folder.name.partition("-")[0], folder) for folder in path.parents[2].iterdir()]
     phases = [folder for number, folder in numbered if number.isdigit() and int(number) > phase_index(path)]
-    return [*sorted(after), *([final] if final.exists() else []), *sorted(phases)]
+    patterns = ["result.json", "accuracy.png", "evaluation*.json"]
+    if any(folder.name.partition("-")[2] == "search" for folder in phases):
+        patterns += ["search.json", "search.csv", "search.png"]
+    found = [file for pattern in patterns for file in path.parents[3].glob(pattern)]
+    return [*sorted(after), *([final] if final.exists() else []), *sorted(phases), *sorted(found)]
 
 
 def delete(paths: Sequence[Path]) -> None:

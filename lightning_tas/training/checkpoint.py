@@ -45,7 +45,7 @@ Weights = Literal["auto", "ema", "live"]
 class LoadedSupernet:
     """A trained supernet; `weights` is "ema" or "live", `report` the networks that training measured, by label.
 
-    trained: which networks were trained; trained_on: how the training images were split, see
+    trained: which networks were trained; trained_on: how the images of each training of the weights were split, see
         `TASDataModule.check_unseen`. Both are None in files of earlier versions.
     """
 
@@ -53,7 +53,7 @@ class LoadedSupernet:
     candidates: list[Candidate]
     report: dict[str, Architecture]
     trained: Trained | None
-    trained_on: dict[str, Any] | None
+    trained_on: list[dict[str, Any] | None] | None
     class_names: list[str] | None
     weights: str
     seed: int

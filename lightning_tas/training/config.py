@@ -22,7 +22,7 @@ class TrainConfig:
     lr_batch: int | None = 512  # None: `lr` is used as it is
     min_lr: float = 1e-5  # where the cosine ends; not scaled
     warmup_lr: float = 1e-6  # where the warm-up begins; not scaled
-    warmup_epochs: float = 20
+    warmup_epochs: float = 20  # of linear warm-up, before the cosine
     warmup_share: float = 0.2  # of the training that the warm-up takes at most: a longer one is cut to it
     schedule: str = "epoch"  # the rate changes per "epoch", as in the references, or per "step"
     schedule_lag: bool = False  # the references' slip: epochs 0 and 1 share the first rate, the curve lags an epoch

@@ -74,7 +74,7 @@ class ClassifierModule(LightningModule):
         self.global_batch = global_batch
         self.seed = seed
         self.class_names = list(class_names) if class_names is not None else None
-        self.trained_on: Mapping[str, Any] | None = None  # kept in checkpoints, see `TASDataModule.check_unseen`
+        self.trained_on: list[Any] | None = None  # kept in checkpoints, see `TASDataModule.check_unseen`
         self.num_classes = int(net.num_classes)  # type: ignore[arg-type]
         self.mixing = _build_mixing(train, self.num_classes)
         self.guard = StepGuard()

@@ -176,7 +176,7 @@ def test_a_folder_goes_on_under_the_same_settings_only(
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
     (["bench="], ["bench.path", "ckpt=RUN"]),
-    (["bench=absent.json"], ["bench.path: 'absent.json' is not a file"]),
+    (["bench=absent.json"], ["bench: 'absent.json' does not exist"]),
     (["bench.proxies=[snipp]"], ["bench.proxies: 'snipp'", "Did you mean 'snip'"]),
     (["bench.options={snip: {mode: x}}"], ["bench.options", "'snip'", "'mode'"]),
     (["bench.options={dss: {mode: x}}"], ["bench.options: 'dss'", "snip"]),

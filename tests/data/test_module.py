@@ -90,17 +90,28 @@ def test_weights_are_not_judged_by_images_that_they_have_seen(
         seen = len(np.intersect1d(before._splits.train, m._splits.search_val))
         assert 0 < seen < 50
     if not seen:
-        m.check_unseen(before.trained_on, "'a.ckpt'")
+        m.check_unseen([before.trained_on], "'a.ckpt'")
         return
     with pytest.raises(UserError, match=rf"data.search_val: 'a.ckpt' was trained on {seen} of the .*data.leak=true"):
-        m.check_unseen(before.trained_on, "'a.ckpt'")
+        m.check_unseen([before.trained_on], "'a.ckpt'")
 
 
 def test_another_seed_holds_out_images_that_were_trained_on() -> None:
     before, m = module(seed=1), module(seed=2)
     before.load()
     with pytest.raises(UserError, match=r"search_val=0.1, seed=1 and data.leak=false"):
-        m.check_unseen(before.trained_on, "'a.ckpt'")
+        m.check_unseen([before.trained_on], "'a.ckpt'")
+
+
+def test_every_training_of_the_weights_counts() -> None:
+    """Begun with the weights of a run that held out nothing, they have seen all images."""
+    first, second = module(search_val=0), module()
+    for m in (first, second):
+        m.load()
+    second.check_unseen([second.trained_on], "'a.ckpt'")
+    with pytest.raises(UserError, match="was trained on 144 of the 144"):
+        second.check_unseen([first.trained_on, second.trained_on], "'a.ckpt'")
+    assert second.chooses and not first.chooses
 
 
 def test_training_never_sees_what_is_held_out() -> None:
@@ -376,3 +387,13 @@ def test_core_packages_are_not_needed(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_resume_names_classes_in_another_order() -> None:
+    """Their number and first names may well be equal, and going on by number would train on permuted labels."""
+    m = module()
+    before = {**m.state_dict(), "class_names": [*m.class_names[:8], "9", "8"]}
+    with pytest.raises(UserError, match=r"same classes in another order: class 8 was '9' and is '8' now") as caught:
+        m.load_state_dict(before)
+    assert "ignore" not in str(caught.value)
+    m.load_state_dict(m.state_dict())
