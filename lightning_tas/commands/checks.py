@@ -10,11 +10,13 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_tas import samplers
 from lightning_tas.callbacks.preferred_selection import as_setting
+from lightning_tas.callbacks.search_check import judges
 from lightning_tas.commands import build, per_phase, searching, trained
 from lightning_tas.commands.config import Config
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError, as_key
 from lightning_tas.launch.loggers import check_loggers
+from lightning_tas.search.objective import ACCURACY
 from lightning_tas.search.preferred import check_bins
 from lightning_tas.supernets import supernet as make_supernet
 
@@ -74,8 +76,30 @@ def check_weights(config: Config) -> None:
             with torch.device("meta"):
                 net = make_supernet(build.space(settings), **build.network_options(settings, data))
             build.start(settings, net, data)
-        elif kind in ("search", "measure") and settings.ckpt is not None and "supernet" not in config.phases:
+        elif kind in ("search", "measure") and "supernet" in config.phases:
+            name = [other for other in before if per_phase.kind(other) == "supernet"][-1]
+            _check_images(label, settings, data, name, before[name])
+        elif kind in ("search", "measure") and settings.ckpt is not None:
             trained.supernet(settings)
         elif kind == "retrain" and settings.arch is not None:
             build.network(settings, data, build.architecture(settings.arch)[1], planning=True)
         before[label] = settings
+
+
+def _check_images(label: str, config: Config, data: TASDataModule, name: str, trains: Config) -> None:
+    """Refuse images of a phase that the supernet, trained as `trains` in the phase `name`, cannot take or has seen."""
+    if config.data == trains.data:
+        return
+    source = build.data(trains)
+    try:
+        with torch.device("meta"):
+            net = make_supernet(build.space(trains), **build.network_options(trains, source))
+            names = None if config.plan else source.known_names
+            trained.fitted(net, data, Path(name), names, compare_names=not config.plan)
+        if per_phase.kind(label) == "search" and ACCURACY in judges(config.search):
+            source.load()
+            data.check_unseen(source.trained_on, name)
+    except UserError as error:
+        key, colon, text = str(error).partition(":")
+        inside = f".{key}" if key.startswith("data.") else ""
+        raise UserError(f"{per_phase.KEY}.{label}{inside}{colon}{text}") from None

@@ -58,6 +58,10 @@ def _check(key: str, value: Any, before: str) -> None:
         return
     if label:
         check_key(key, before)
+    if inner in groups():  # with its label: what a phase cannot have is no key of it, however deep it is written
+        _check_group(key, value, before, _below(inner))
+        return
+    if label:
         before, key = f"{before}{per_phase.KEY}.{label}.", inner
     if key in groups():
         _check_group(key, value, before, _below(key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,8 @@ def test_a_repeated_phase_has_a_number_and_goes_on_from_the_one_before(study):
         ("per_phase.retrain.output_dir=x", r"^per_phase.retrain.output_dir: output_dir is not valid here"),
         ("per_phase.retrain.phases=[search]", r"^per_phase.retrain.phases: phases is not valid here"),
         ("per_phase.retrain.trainer.devices=2", r"^per_phase.retrain.trainer.devices: .* of the whole run"),
+        ("per_phase.retrain.trainer={devices: 2}", r"^per_phase.retrain.trainer.devices: .* of the whole run"),
+        ("per_phase={retrain: {trainer: {strategy: ddp}}}", r"^per_phase.retrain.trainer.strategy: .* of the whole run"),
         ("per_phase.search.sampler.name=uniform", r"sampler is not valid here: the phase 'search'"),
         ("per_phase.retrain.train.from_checkpoint=/nowhere", r"^per_phase.retrain.train.from_checkpoint: '/nowhere'"),
         ("per_phase.supernet.train.from_checkpoint=retrain", r"^per_phase.supernet.train.from_checkpoint: 'retrain'"),
@@ -193,3 +196,23 @@ def test_weights_that_a_later_phase_cannot_take_are_refused_before_any_work(tmp_
     err = capsys.readouterr().err
     assert err.startswith(f"lightning_tas.fit: {key}: checkpoint does not fit the network: ") and "model." in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("phases", "given", "message"),
+    [
+        ("[supernet,measure]", "per_phase.supernet.data.in_chans=3", "measure.data.in_chans: .*gives 1, .* has 3"),
+        ("[supernet,search]", "per_phase.search.data={in_chans: 3}", "search.data.in_chans: .*gives 3, .* has 1"),
+        ("[supernet,search]", "per_phase.supernet.data.search_val=0", "search.data.search_val: supernet was trained"),
+        ("[supernet,supernet,search]", "per_phase.supernet-2.data.leak=true", "search_val: supernet-2 was trained"),
+        ("[supernet,search]", "per_phase.search.data.search_val=0.5", "search.data.search_val: supernet was trained"),
+    ],
+)
+def test_images_that_the_supernet_cannot_take_or_has_seen_are_refused_before_any_work(
+    study, tmp_path, capsys, phases, given, message
+):
+    call = [study, f"phases={phases}", "trainer.max_epochs=1", given]
+    assert main("fit", [*call, f"output_dir={tmp_path / 'runs'}"]) == 2
+    assert re.search(rf"^lightning_tas.fit: per_phase.*{message}", capsys.readouterr().err)
+    assert not (tmp_path / "runs").exists()
+    assert main("fit", [*call, "plan=true"]) == 2
