@@ -94,7 +94,7 @@ def resolve(key: str, name: str, registered: Callable[[], Mapping[str, object]],
     module, _, attribute = name.partition(":")
     try:
         imported = importlib.import_module(module)
-    except Exception as error:  # whatever the code of a user raises
+    except (Exception, SystemExit) as error:  # whatever the code of a user raises: a script ends itself
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         raise UserError(f"{key}: {name!r} cannot be imported: {kind}{error}") from error
     if _asked is not None:

@@ -21,7 +21,7 @@ MAX_BYTES = 64 << 20  # of a file: far above any that the package writes or pape
 MAX_YAML = 1 << 20  # characters of a YAML text, whose reader takes seconds for so many
 MAX_DEPTH = 64  # of values inside one another
 MAX_VALUES = 50_000  # of a YAML text, with its aliases written out
-DIGEST = "content_sha256"  # the entry of a JSON file of ours by which damage is seen
+DIGEST = "content_sha256"  # the entry of a JSON or YAML file of ours by which damage is seen
 MAX_ARGUMENT = 10_000  # characters of one value on a command line: Hydra's parser needs their square
 
 
@@ -55,16 +55,18 @@ def read_json(path: Path | str, key: str = "file") -> Any:
     name = f"{key}: {str(path)!r}"
     content = parse_json(read_text(path, key), name)
     if isinstance(content, dict) and DIGEST in content and content.pop(DIGEST) != digest(content):
-        raise UserError(
-            f"{name} is damaged, or was edited: its content is not what {DIGEST} says; a file that you have edited is "
-            "read without that entry"
-        )
+        raise _edited(name)
     return content
 
 
 def digest(content: dict[str, Any]) -> str:
     """SHA-256 of a mapping as it comes back from JSON; spaces and the order of entries do not count."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(text: str) -> str:
+    """The text of a YAML mapping with an entry by which `parse_yaml` sees that it is whole."""
+    return f"{text}{DIGEST}: {hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def read_yaml(path: Path | str, key: str = "file") -> Any:
@@ -99,14 +101,14 @@ def parse_yaml(text: str, name: str) -> Any:
     """The value of a YAML text, called `name` in messages; UserError when it is none, too deep or too large.
 
     5e-4 is a number (YAML 1.1 says text), dates are text, a key given twice is an error, and tags other than those of
-    plain values are unknown.
+    plain values are unknown. A mapping that is `sealed` must be so still.
     """
     if len(text) > MAX_YAML:
         raise UserError(f"{name} has {len(text)} characters; valid: at most {MAX_YAML}; JSON may have more")
     loader = None
     try:
         loader = _Loader(text)
-        return loader.get_single_data()
+        value = loader.get_single_data()
     except _Refused as error:
         raise UserError(f"{name} {error}") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # also of `!!int x`
@@ -114,6 +116,11 @@ def parse_yaml(text: str, name: str) -> Any:
     finally:
         if loader is not None:
             loader.dispose()
+    if isinstance(value, dict) and DIGEST in value:
+        whole = re.sub(rf"^{DIGEST}:.*\n?", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
+        if value.pop(DIGEST) != hashlib.sha256(whole.encode()).hexdigest():
+            raise _edited(name)
+    return value
 
 
 def check_argument(argument: str) -> None:
@@ -130,6 +137,13 @@ def check_argument(argument: str) -> None:
         depth += (character in "[{(") - (character in "]})")
         if depth > MAX_DEPTH:
             raise _too_deep(f"{key[:80]}: the value")
+
+
+def _edited(name: str) -> UserError:
+    return UserError(
+        f"{name} is damaged, or was edited: its content is not what {DIGEST} says; a file that you have edited is read "
+        "without that entry"
+    )
 
 
 def _too_deep(name: str) -> UserError:

@@ -206,7 +206,7 @@ def test_build_sampler() -> None:
     assert build_sampler(SamplerConfig("sandwich", middle=0), SPACE, None, 4)(0) == [SPACE.largest(), SPACE.smallest()]
 
 
-def test_users_register_their_own() -> None:
+def test_users_register_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @register("test_largest_only")
     def build(config: SamplerConfig, source: Source, seed: int) -> Sampler:
         return preferred([source.ends()[0]], seed)
@@ -227,6 +227,10 @@ def test_users_register_their_own() -> None:
     for name, message in (("nowhere:mine", "cannot be imported"), ("lightning_tas.samplers:mine", "is not registered")):
         with pytest.raises(UserError, match=f"sampler.name: '{name}' {message}"):
             build_sampler(SamplerConfig(name), SPACE)
+    (tmp_path / "ends_python.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="'ends_python:mine' cannot be imported: SystemExit"):
+        build_sampler(SamplerConfig("ends_python:mine"), SPACE)
     with pytest.raises(UserError, match="registered already"):
         register("uniform")(build)
 

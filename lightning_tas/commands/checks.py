@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ def check_weights(config: Config) -> None:
                 net = make_supernet(build.space(settings), **build.network_options(settings, data))
             build.start(settings, net, data)
         elif kind in ("search", "measure") and "supernet" in config.phases:
-            name = [other for other in before if per_phase.kind(other) == "supernet"][-1]
-            _check_images(label, settings, data, name, before[name])
+            supernets = {name: one for name, one in before.items() if per_phase.kind(name) == "supernet"}
+            _check_images(label, settings, data, supernets)
         elif kind in ("search", "measure") and settings.ckpt is not None:
             trained.supernet(settings)
         elif kind == "retrain" and settings.arch is not None:
@@ -86,19 +87,21 @@ def check_weights(config: Config) -> None:
         before[label] = settings
 
 
-def _check_images(label: str, config: Config, data: TASDataModule, name: str, trains: Config) -> None:
-    """Refuse images of a phase that the supernet, trained as `trains` in the phase `name`, cannot take or has seen."""
-    if config.data == trains.data:
-        return
-    source = build.data(trains)
+def _check_images(label: str, config: Config, data: TASDataModule, supernets: Mapping[str, Config]) -> None:
+    """Refuse images of a phase that the supernet, trained by the phases `supernets`, cannot take or has seen."""
     try:
-        with torch.device("meta"):
-            net = make_supernet(build.space(trains), **build.network_options(trains, source))
-            names = None if config.plan else source.known_names
-            trained.fitted(net, data, Path(name), names, compare_names=not config.plan)
-        if per_phase.kind(label) == "search" and ACCURACY in judges(config.search):
-            source.load()
-            data.check_unseen(source.trained_on, name)
+        for name, trains in supernets.items():
+            if config.data == trains.data:
+                continue
+            source = build.data(trains)
+            if name == list(supernets)[-1]:
+                with torch.device("meta"):
+                    net = make_supernet(build.space(trains), **build.network_options(trains, source))
+                    names = None if config.plan else source.known_names
+                    trained.fitted(net, data, Path(name), names, compare_names=not config.plan)
+            if per_phase.kind(label) == "search" and ACCURACY in judges(config.search):
+                source.load()
+                data.check_unseen([source.trained_on], name)
     except UserError as error:
         key, colon, text = str(error).partition(":")
         inside = f".{key}" if key.startswith("data.") else ""

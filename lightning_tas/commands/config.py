@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from lightning_tas.errors import UserError
+from lightning_tas.reading import sealed
 
 if TYPE_CHECKING:
     from lightning_tas.data.config import DataConfig
@@ -140,5 +141,5 @@ class Config:
 
 
 def to_yaml(config: Config) -> str:
-    """The whole configuration as YAML, every value written out; `config=FILE` reads it back equal."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """The whole configuration as YAML, every value written out; `config=FILE` reads it back equal, or sees damage."""
+    return sealed(OmegaConf.to_yaml(OmegaConf.structured(config)))

@@ -70,7 +70,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([Q, "trainer.limit_train_batches=1.5"], ["trainer.limit_train_batches: 1.5", "share"]),
     ([Q, "trainer.limit_val_batches=-1"], ["trainer.limit_val_batches: -1", "number of batches"]),
     ([Q, "trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches: 0", "1 or above"]),
-    ([Q, "checkpoint.every_n_steps=0"], ["checkpoint.every_n_steps: 0", "1 or above"]),
+    ([Q, "checkpoint.every_n_steps=0"], ["checkpoint.every_n_steps: 0", "1, 2, ..."]),
     ([Q, "sampler.name=balancd"], ["sampler.name: 'balancd'", "Did you mean 'balanced'"]),
     ([Q, "sampler.name=nowhere:mine"], ["sampler.name: 'nowhere:mine' cannot be imported"]),
     ([Q, "sampler.source=space"], ["sampler.source: 'space'", "'balanced'", "sampler.name=uniform"]),
@@ -253,6 +253,20 @@ def test_resume_and_ckpt_take_the_configuration_of_their_run(tmp_path: Path) -> 
     evaluated = config_from("evaluate", [f"ckpt={checkpoint}", "data.eval_batch_size=7"])
     assert (evaluated.recipe, evaluated.ckpt, evaluated.data.batch_size) == ("quickstart", str(checkpoint), 16)
     assert (evaluated.arch, evaluated.data.eval_batch_size) == (None, 7)
+
+
+def test_a_damaged_config_yaml_is_named(tmp_path: Path) -> None:
+    """A digit that became another one is valid: other images, another rate."""
+    run, text = tmp_path / "a", to_yaml(config_from("fit", [Q]))
+    run.mkdir()
+    (run / "study.json").write_text("{}")
+    for place in [*range(3, len(text), 97), len(text) - 2]:
+        (run / "config.yaml").write_text(text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :])
+        with pytest.raises(UserError, match=r"config\.yaml"):
+            config_from("evaluate", [f"ckpt={run}"])
+    edited = "".join(line for line in text.splitlines(keepends=True) if "sha256" not in line)
+    (run / "config.yaml").write_text(edited.replace("seed: 0", "seed: 7"))
+    assert config_from("evaluate", [f"ckpt={run}"]).seed == 7
 
 
 def test_an_error_of_the_command_itself_is_status_2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from PIL import Image
 
 from lightning_tas.architecture import Architecture
@@ -20,6 +19,7 @@ from lightning_tas.launch.run_folder import RunFolder
 from lightning_tas.launch.settings import Settings
 from lightning_tas.launch.study import Study
 from lightning_tas.launch.wandb_logger import AXES, NetworkCosts
+from lightning_tas.reading import read_yaml
 
 from .wandb_records import Attempt, attempts
 
@@ -92,7 +92,7 @@ def test_one_run_named_and_configured(whole: tuple[RunFolder, list[Attempt]]) ->
     folder, found = whole
     assert len(found) == 2
     assert len({attempt.run["run_id"] for attempt in found}) == 1
-    recipe = yaml.safe_load(folder.config.read_text())
+    recipe = read_yaml(folder.config)
     for attempt in found:
         assert (attempt.run["project"], attempt.run["display_name"]) == ("birds", "first")
         assert {key: attempt.config[key] for key in recipe} == recipe, "the config is the whole resolved recipe"
