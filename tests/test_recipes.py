@@ -31,6 +31,7 @@ SHARED: dict[str, Any] = {
     "data.in_chans": None,
     "data.batch_size": 128,
     "data.leak": False,
+    "data.exif": False,
     "data.crop": "rrc",
     "data.crop_scale": [0.08, 1.0],
     "data.crop_pct": 0.875,

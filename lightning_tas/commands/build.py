@@ -231,11 +231,11 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
 def network(config: Config, source: TASDataModule, arch: Architecture, planning: bool = False) -> Any:
     """The network of `arch` for the images of `source`: fresh, or with weights of `train.from_checkpoint`, else `ckpt`.
 
-    In a run that searches, `ckpt` is the supernet searched in, and what is found starts afresh, as published.
+    In a run that searches or measures, `ckpt` is the supernet for that, and what is found starts afresh, as published.
     What is inherited is resampled where sizes differ. `planning`: weights are compared, and the network has none.
     """
     key, path = "train.from_checkpoint", config.train.from_checkpoint
-    if path is None and "search" not in config.phases:
+    if path is None and not {"search", "measure"} & set(config.phases):
         key, path = "ckpt", config.ckpt
     options = network_options(config, source)
     with as_key(key):

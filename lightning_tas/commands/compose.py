@@ -198,7 +198,7 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
             f"ckpt: {command} needs a trained network; give ckpt=RUN (folder of a run) or a checkpoint file"
         )
     # A released checkpoint: ImageNet, and the space that its width tells.
-    return recipes.Recipe("", "", {"space": None, "data": {"name": "imagenet"}}, ())
+    return recipes.Recipe("", "", {"space": None, "data": {"name": "imagenet", "exif": False}}, ())
 
 
 def _of_its_run(recipe: recipes.Recipe, command: str, given: Mapping[str, Any]) -> recipes.Recipe:

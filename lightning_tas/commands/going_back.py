@@ -14,6 +14,7 @@ from lightning_tas.commands.console import say
 from lightning_tas.data import TASDataModule
 from lightning_tas.errors import UserError
 from lightning_tas.launch import checkpoints
+from lightning_tas.launch.files import read_json, write_json
 from lightning_tas.launch.strategies import unused_semantics
 from lightning_tas.launch.study import Study, phase_labels
 from lightning_tas.training.module import check_continued
@@ -50,8 +51,14 @@ def check(config: Config, study: Study, named: Path, known: TASDataModule | None
 
 
 def delete(study: Study) -> None:
-    """Delete what came after the checkpoint that the study goes back to, as far as it is still there."""
+    """Delete what came after the checkpoint that the study goes back to, as far as it is still there.
+
+    `result.json` is again that of the phase that measured before, from which a retraining takes its network.
+    """
     assert study.back_to is not None
+    before = checkpoints.result_before(study.back_to)
+    if before is not None:
+        write_json(study.path.with_name(before.name), read_json(before))
     checkpoints.delete(checkpoints.later(study.back_to))
 
 

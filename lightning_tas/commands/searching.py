@@ -48,6 +48,13 @@ def tell_ignored(config: Config) -> None:
         rank_zero_warn(f"search is ignored: it goes with the phases 'search' or 'supernet', and phases is {phases}")
 
 
+def needs_held_out(config: Config) -> bool:
+    """Whether networks are measured on held-out images: by a search, or by scoring while a supernet trains."""
+    searches = config.search.strategy is not None and bool({"search", "supernet"} & set(config.phases))
+    scored = bool(config.scoring.proxies) and "supernet" in config.phases
+    return scored or (searches and bool({ACCURACY, TRAINED} & set(judges(config.search))))
+
+
 def check_images(config: Config, data: TASDataModule, trained_on: Any) -> None:
     """Refuse to measure networks while a supernet trains, by images that it was trained on or by the test set."""
     by_accuracy = inside_fit(config) and ACCURACY in judges(config.search)

@@ -94,6 +94,7 @@ def _same_classes(where: Path | str, found: list[str], wanted: list[str]) -> Non
         differences = [f"not in training: {', '.join(extra[:5])}"] if extra else []
         differences += [f"missing: {', '.join(lacking[:5])}"] if lacking else []
         raise UserError(f"data.root: {where} has other classes than the training images ({'; '.join(differences)})")
+    assert found == wanted, "all readers have one order"
 
 
 # ---- ImageNet --------------------------------------------------------------------------------------------------------

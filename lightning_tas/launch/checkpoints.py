@@ -218,11 +218,18 @@ def later(path: Path) -> list[Path]:
     final = path.with_name("final.ckpt")
     numbered = [(folder.name.partition("-")[0], folder) for folder in path.parents[2].iterdir()]
     phases = [folder for number, folder in numbered if number.isdigit() and int(number) > phase_index(path)]
-    patterns = ["result.json", "accuracy.png", "evaluation*.json"]
+    patterns = [] if result_before(path) else ["result.json", "accuracy.png"]
     if any(folder.name.partition("-")[2] == "search" for folder in phases):
         patterns += ["search.json", "search.csv", "search.png"]
     found = [file for pattern in patterns for file in path.parents[3].glob(pattern)]
     return [*sorted(after), *([final] if final.exists() else []), *sorted(phases), *sorted(found)]
+
+
+def result_before(path: Path) -> Path | None:
+    """The `result.json` that the last phase before that of a checkpoint wrote into its folder; None where none did."""
+    own = path.parents[2].glob("*/result.json")
+    before = [file for file in own if int(file.parent.name.partition("-")[0]) < phase_index(path)]
+    return max(before, default=None)
 
 
 def delete(paths: Sequence[Path]) -> None:

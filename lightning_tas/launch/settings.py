@@ -16,6 +16,8 @@ from lightning_tas.reading import read_yaml
 # What may differ between an interrupted run and its continuation: where it writes, how it is watched, who loads images.
 FREE = ("run", "output_dir", "resume", "plan", "trust", "logger", "wandb", "config", "checkpoint", "per_phase")
 FREE_DATA = (*OF_A_NODE, "class_names", "verify")
+# What runs did that were begun before these keys, where that is not their default.
+BEFORE = {"data.resize": "squash", "data.exif": False}
 
 
 def decided(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +66,8 @@ class Settings:
             before = dotted(decided(read_yaml(config, key="resume")))
         found = []
         for key in {**before, **self.values}:
-            was, now = (given.get(key, self.defaults.get(key)) for given in (before, self.values))
+            was = before.get(key, BEFORE.get(key, self.defaults.get(key)))
+            now = self.values.get(key, self.defaults.get(key))
             if was != now:
                 found.append(f"{key} is {typed(now)}, in the run {typed(was)}")
         return found

@@ -158,3 +158,16 @@ def test_a_later_one_than_where_it_goes_back_to_is_refused(finished: Path, tmp_p
         start(run, str(newest))
     start(run, str(run))
     assert state(run)[1][-1] is None and not newest.exists()
+
+
+def test_back_into_a_retraining_its_network_is_still_known(finished: Path, tmp_path: Path) -> None:
+    """It is the best that was measured, and `result.json` is of the retraining by then."""
+    run = Path(shutil.copytree(finished, tmp_path / "quickstart" / "a"))
+    before = [entry["arch"] for entry in read_json(run / "result.json")["architectures"]]
+    first = sorted((run / "phases/03-retrain/checkpoints").glob("epoch=*.ckpt"))[0]
+    start(run, str(first))
+    assert read_json(run / "result.json") == read_json(run / "phases/02-measure/result.json")
+    assert main("fit", [f"resume={run}"]) == 0
+    assert [entry["arch"] for entry in read_json(run / "result.json")["architectures"]] == before
+    start(run, str(named(run)))
+    assert not (run / "result.json").exists(), "nothing is measured yet"

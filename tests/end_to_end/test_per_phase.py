@@ -66,3 +66,22 @@ def test_every_phase_runs_under_its_own_settings(fit, capsys):
     found = json.loads((folder / "evaluation.json").read_text())
     assert found["data"]["img_size"] == [16, 16]
     assert found["architectures"][0]["metrics"]["top1"] == result(folder)["architectures"][0]["metrics"]["top1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["phases=[supernet,supernet,search]", "per_phase={supernet: {data: {search_val: 0}}}"],
+            "the phase 'supernet' was trained on ",
+        ),
+        (
+            ["phases=[supernet]", "data.search_val=0", "search.strategy=null", "scoring.proxies=[snip]"],
+            "holds no images",
+        ),
+    ],
+)
+def test_images_that_choose_are_looked_at_before_any_training(fit, tmp_path, capsys, given, message):
+    """Of every phase: a later one with other held-out images would choose by what an earlier one was trained on."""
+    status, run = fit("a", "sampler.name=uniform", "search.strategy=random", "search.score=accuracy", *given)
+    assert status == 2 and message in capsys.readouterr().err and not run.exists()
