@@ -26,7 +26,7 @@ from lightning_tas import plugins
 from lightning_tas.commands import names, per_phase, recipes, retraining, schema, score_keys, search_keys, smoke
 from lightning_tas.commands.config import Config
 from lightning_tas.commands.validate import validate
-from lightning_tas.errors import UserError, absent, check_path
+from lightning_tas.errors import UserError, absent, check_path, typed
 from lightning_tas.launch import environment
 from lightning_tas.reading import check_argument
 from lightning_tas.search.config import LIMITED
@@ -109,8 +109,25 @@ def _without_effect(command: str, keys: Iterable[str], config: Config) -> Iterab
     if command == "score":
         return score_keys.without_effect(keys, config)
     if command in ("fit", "search"):
-        return search_keys.without_effect(keys, config, alone=command == "search")
+        given, alone = list(keys), command == "search"
+        return [*_unread(given, config, alone), *search_keys.without_effect(given, config, alone)]
     return ()
+
+
+def _unread(keys: Iterable[str], config: Config, alone: bool) -> Iterator[tuple[str, str]]:
+    """Which of `keys` name a network, or weights, that no phase of a fit takes; alone: the command search."""
+    phases = ["search"] if alone else config.phases
+    reasons: dict[str, str] = {}
+    if "retrain" not in phases:
+        reasons["arch"] = "it is of the phase 'retrain'"
+        if "supernet" in phases or not {"search", "measure"} & set(phases):
+            reasons["ckpt"] = f"no phase of {typed(phases)} takes it; train.from_checkpoint=FILE begins with weights"
+    starts = [one.train.from_checkpoint for one in per_phase.configs(config).values()]
+    if (config.ckpt is None or "ckpt" in reasons) and not any(starts):
+        reasons |= dict.fromkeys(("source", "weights"), "there is no ckpt and no train.from_checkpoint that it is of")
+    for key in keys:
+        if key in reasons and getattr(config, key) not in (None, "auto"):
+            yield key, reasons[key]
 
 
 def parse(argument: str) -> Setting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 
@@ -253,6 +254,26 @@ def test_resume_and_ckpt_take_the_configuration_of_their_run(tmp_path: Path) -> 
     evaluated = config_from("evaluate", [f"ckpt={checkpoint}", "data.eval_batch_size=7"])
     assert (evaluated.recipe, evaluated.ckpt, evaluated.data.batch_size) == ("quickstart", str(checkpoint), 16)
     assert (evaluated.arch, evaluated.data.eval_batch_size) == (None, 7)
+
+
+@pytest.mark.parametrize(
+    ("given", "ignored"),
+    [
+        (["arch=autoformer_t"], ["arch"]),
+        (["ckpt=.", "weights=ema"], ["ckpt", "weights"]),
+        (["source=timm"], ["source"]),
+        (["arch=null", "ckpt=null", "weights=auto"], []),
+        (["phases=[measure]", "ckpt=.", "weights=ema"], []),
+        (["phases=[retrain]", "ckpt=.", "arch=autoformer_t", "source=timm"], []),
+        (["train.from_checkpoint=.", "weights=live"], []),
+    ],
+)
+def test_networks_and_weights_that_no_phase_takes_are_told(given: list[str], ignored: list[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config_from("fit", [Q, *given])
+    told = [str(one.message).partition(" is ignored: ")[0] for one in caught]
+    assert told == ignored
 
 
 def test_a_damaged_config_yaml_is_named(tmp_path: Path) -> None:
