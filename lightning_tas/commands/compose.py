@@ -191,6 +191,11 @@ def _base(command: str, given: Mapping[str, Any]) -> recipes.Recipe:
         run = _config_above(Path(str(given[key]))) if given.get(key) is not None else None
         if run is not None and key == "resume" and command in RESUMABLE:
             return _repeated(run, key)
+        if run is None and key == "resume" and given.get(key) not in (None, "auto"):
+            raise UserError(
+                f"resume: {str(given[key])!r} is not a run, nor lies in one (config.yaml beside one of "
+                f"{', '.join(_RECORDS)}); give the folder of a run, or a checkpoint of one"
+            )
         if run is not None and key == "ckpt" and command != "fit":
             # What a run was started from says nothing about what to evaluate now.
             return _without(_as_trained(_repeated(run, key), given[key], command), NOT_OF_CKPT)

@@ -276,6 +276,11 @@ def test_networks_and_weights_that_no_phase_takes_are_told(given: list[str], ign
     assert told == ignored
 
 
+def test_a_folder_of_runs_is_no_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^resume: .* is not a run, nor lies in one"):
+        config_from("fit", [f"resume={tmp_path}"])
+
+
 def test_a_damaged_config_yaml_is_named(tmp_path: Path) -> None:
     """A digit that became another one is valid: other images, another rate."""
     run, text = tmp_path / "a", to_yaml(config_from("fit", [Q]))
