@@ -175,7 +175,7 @@ def test_overrides_reach_the_configuration() -> None:
 
 
 def test_names_and_paths_need_no_quotes() -> None:
-    config = config_from("fit", [Q, "arch=runs/my run (2)/result.json@0.3M", "space='a=b.yaml'"])
+    config = config_from("fit", [Q, "phases=[retrain]", "arch=runs/my run (2)/result.json@0.3M", "space='a=b.yaml'"])
     assert (config.arch, config.space) == ("runs/my run (2)/result.json@0.3M", "a=b.yaml")
 
 
