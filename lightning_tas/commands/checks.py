@@ -109,7 +109,7 @@ def _check_images(label: str, config: Config, data: TASDataModule, supernets: Ma
                     trained.fitted(net, data, Path(name), names, compare_names=not config.plan)
             if per_phase.kind(label) == "search" and ACCURACY in judges(config.search):
                 source.load()
-                data.check_unseen([source.trained_on], name)
+                data.check_unseen([source.trained_on], f"the phase {name!r}")
     except UserError as error:
         key, colon, text = str(error).partition(":")
         inside = f".{key}" if key.startswith("data.") else ""

@@ -206,9 +206,17 @@ def test_weights_that_a_later_phase_cannot_take_are_refused_before_any_work(tmp_
     [
         ("[supernet,measure]", "per_phase.supernet.data.in_chans=3", "measure.data.in_chans: .*gives 1, .* has 3"),
         ("[supernet,search]", "per_phase.search.data={in_chans: 3}", "search.data.in_chans: .*gives 3, .* has 1"),
-        ("[supernet,search]", "per_phase.supernet.data.search_val=0", "search.data.search_val: supernet was trained"),
-        ("[supernet,supernet,search]", "per_phase.supernet.data.leak=true", "search_val: supernet was trained"),
-        ("[supernet,search]", "per_phase.search.data.search_val=0.5", "search.data.search_val: supernet was trained"),
+        (
+            "[supernet,search]",
+            "per_phase.supernet.data.search_val=0",
+            "data.search_val: the phase 'supernet'",
+        ),
+        ("[supernet,supernet,search]", "per_phase.supernet.data.leak=true", "search_val: the phase 'supernet' was"),
+        (
+            "[supernet,search]",
+            "per_phase.search.data.search_val=0.5",
+            "data.search_val: the phase 'supernet'",
+        ),
     ],
 )
 def test_images_that_the_supernet_cannot_take_or_has_seen_are_refused_before_any_work(
