@@ -215,6 +215,8 @@ def measured_top1(path: Path) -> dict[str, float]:
 
 def retrain_module(config: Config, source: TASDataModule, arch: Architecture) -> RetrainModule:
     """The Lightning module that trains `arch` alone: see `network`."""
+    key, path = start_of(config)
+    say(f"training from {'scratch' if path is None else f'the weights of {key}={path}, resampled where sizes differ'}")
     module = RetrainModule(
         network(config, source, arch),
         replace(config.train, from_checkpoint=None),  # the network has those weights
@@ -228,15 +230,22 @@ def retrain_module(config: Config, source: TASDataModule, arch: Architecture) ->
     return module
 
 
+def start_of(config: Config) -> tuple[str, str | None]:
+    """The key and the path of the weights that a retraining starts from; None: from scratch.
+
+    In a run that searches or measures, `ckpt` is the supernet for that, and what is found starts afresh, as published.
+    """
+    if config.train.from_checkpoint is not None or {"search", "measure"} & set(config.phases):
+        return "train.from_checkpoint", config.train.from_checkpoint
+    return "ckpt", config.ckpt
+
+
 def network(config: Config, source: TASDataModule, arch: Architecture, planning: bool = False) -> Any:
     """The network of `arch` for the images of `source`: fresh, or with weights of `train.from_checkpoint`, else `ckpt`.
 
-    In a run that searches or measures, `ckpt` is the supernet for that, and what is found starts afresh, as published.
     What is inherited is resampled where sizes differ. `planning`: weights are compared, and the network has none.
     """
-    key, path = "train.from_checkpoint", config.train.from_checkpoint
-    if path is None and not {"search", "measure"} & set(config.phases):
-        key, path = "ckpt", config.ckpt
+    key, path = start_of(config)
     options = network_options(config, source)
     with as_key(key):
         opened = _inherited(config, path, key, arch) if path is not None else None

@@ -111,7 +111,7 @@ def _without_effect(command: str, keys: Iterable[str], config: Config) -> Iterab
     if command in ("fit", "search"):
         given, alone = list(keys), command == "search"
         return [*_unread(given, config, alone), *search_keys.without_effect(given, config, alone)]
-    return ()
+    return [(key, f"{command} writes into the run of ckpt, or into output_dir") for key in keys if key == "run"]
 
 
 def _unread(keys: Iterable[str], config: Config, alone: bool) -> Iterator[tuple[str, str]]:
@@ -142,6 +142,8 @@ def parse(argument: str) -> Setting:
         raise UserError(f"{argument!r}: keys can be set, not added or removed; write {key.lstrip('+~')}=value")
     if not equals:
         hint = f"recipe={argument}" if argument in recipes.packaged() else f"{argument}=value"
+        if isinstance(getattr(Config(), argument, None), bool):
+            hint = f"{argument}=true"
         raise UserError(f"{argument!r} is not of the form key=value; did you mean {hint!r}?")
     if key == "bench" and not value.startswith("{"):
         key = "bench.path"  # the one key of this group that every bench has

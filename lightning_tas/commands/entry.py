@@ -44,6 +44,8 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 def any_command(argv: Sequence[str] | None = None) -> int:
     """`lightning-tas COMMAND ...` and `python -m lightning_tas COMMAND ...`; alone it lists the commands."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: MODULE:NAME of the current folder
     from lightning_tas.commands.help import ABOUT, overview
 
     if arguments and arguments[0] in ABOUT:
@@ -60,7 +62,7 @@ def any_command(argv: Sequence[str] | None = None) -> int:
 def _guarded(command: str, arguments: Sequence[str]) -> int:
     plainly = warnings.showwarning
     try:
-        warnings.showwarning = partial(_beside_bars, plainly)
+        warnings.showwarning = partial(_beside_bars, command, plainly)
         _one_voice()
         if command in ("fit", "search"):
             hold_save_signal()
@@ -115,11 +117,16 @@ def _one_voice() -> None:
     logging.disable(logging.WARNING)
 
 
-def _beside_bars(show: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """A warning on a line of its own, not at the end of a progress bar."""
+def _beside_bars(command: str, show: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """A warning as one line of the command's, not at the end of a progress bar, nor with a line of source."""
     log.note(f"{args[1].__name__}: {args[0]}")
-    with beside_bars():
-        show(*args, **kwargs)
+    formatted = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"lightning_tas.{command}: warning: {message}\n"
+    try:
+        with beside_bars():
+            show(*args, **kwargs)
+    finally:
+        warnings.formatwarning = formatted
 
 
 def _wait_politely() -> None:

@@ -72,11 +72,12 @@ def load(value: str, folder: Path | None = None, seen: tuple[str, ...] = ()) -> 
     if is_file(value):
         source = (folder or Path()) / Path(value).expanduser()
         if not source.is_file():
-            raise UserError(f"recipe: the file {value!r} does not exist; packaged recipes: {', '.join(packaged())}")
+            named = f"{seen[-1]}: defaults" if seen else "recipe"
+            raise UserError(f"{named}: the file {value!r} does not exist; packaged recipes: {', '.join(packaged())}")
     elif value in packaged():
         source = packaged()[value]
     else:
-        raise unknown("recipe", value, packaged())
+        raise unknown(f"{seen[-1]}: defaults" if seen else "recipe", value, packaged())
     origin = str(source)
     if origin in seen:
         raise UserError(f"recipe: {value!r} inherits from itself through {' -> '.join((*seen, origin))}")

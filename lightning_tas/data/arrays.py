@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -199,5 +200,7 @@ def _image_data(facts: Facts, parts: list[Any], class_names: list[str]) -> Image
 
 def missing(config: DataConfig, expected: str, get: str) -> UserError:
     """The one message for data that are not there."""
+    there = config.root is None or os.path.exists(config.root)
     where = "data.root is not set" if config.root is None else f"nothing usable in data.root={config.root}"
+    where += "" if there else ", which does not exist"
     return UserError(f"data.name={config.name}: {where}. Expected: {expected}. To get it: {get}.")

@@ -26,7 +26,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["recipe="], ["recipe: the value is missing"]),
     (["recipe=./nowhere.yaml"], ["'./nowhere.yaml' does not exist", "quickstart"]),
     (["quickstart"], ["'quickstart' is not of the form key=value", "'recipe=quickstart'"]),
-    ([Q, "plan"], ["'plan' is not of the form", "'plan=value'"]),
+    ([Q, "plan"], ["'plan' is not of the form", "'plan=true'"]),
     (["--recipe", "quickstart"], ["'--recipe' is not an option", "key=value"]),
     (["-p", Q], ["'-p' is not an option"]),
     ([Q, "data.batchsize=3"], ["data.batchsize: no such key", "Did you mean 'data.batch_size'"]),
@@ -201,7 +201,7 @@ def test_a_users_file_inherits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("defaults: [quickstrat]", ["recipe: 'quickstrat'", "Did you mean 'quickstart'"]),
+        ("defaults: [quickstrat]", ["mine.yaml: defaults: 'quickstrat'", "Did you mean 'quickstart'"]),
         ("defaults: [./mine.yaml]", ["inherits from itself"]),
         ("defaults: 3", ["defaults: 3", "a list of recipes"]),
         ("data: {batchsize: 3}", ["mine.yaml: data.batchsize: no such key", "Did you mean 'data.batch_size'"]),

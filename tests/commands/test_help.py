@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
 
+from lightning_tas.commands import entry
 from lightning_tas.commands.entry import any_command, main
 from lightning_tas.commands.help import ABOUT, OWN
 from lightning_tas.version import __version__
@@ -42,3 +44,27 @@ def test_the_package_answers_as_a_command(capsys: pytest.CaptureFixture[str]) ->
     call = [sys.executable, "-m", "lightning_tas", "--version"]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"lightning_tas {__version__}\n")
+
+
+def test_the_console_script_finds_modules_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `python -m` does."""
+    (tmp_path / "mine_of_here.py").write_text("def largest(config, source, seed): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert any_command(["fit", "recipe=quickstart", "sampler.name=mine_of_here:largest", "plan=true"]) == 2
+    assert "is not registered" in capsys.readouterr().err  # it was found
+    sys.modules.pop("mine_of_here", None)
+
+
+def test_a_warning_is_one_line_of_the_command() -> None:
+    """Without the line of source that Python adds; of Lightning's, which formats its own, and ours alike."""
+    written: list[str] = []
+
+    def show(*args: object) -> None:
+        written.append(warnings.formatwarning(*args))  # type: ignore[arg-type]
+
+    before = warnings.formatwarning
+    entry._beside_bars("fit", show, UserWarning("arch is ignored"), UserWarning, "compose.py", 85)
+    assert written == ["lightning_tas.fit: warning: arch is ignored\n"] and warnings.formatwarning is before

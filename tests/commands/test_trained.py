@@ -330,3 +330,8 @@ def test_networks_are_not_chosen_by_images_that_their_weights_have_seen(
         assert "was trained on" in refused(capsys, "search", *search, change)
     scoring = [f"ckpt={run}", "bench.networks=3", "bench.proxies=[params]", "run=b"]
     assert "was trained on" in refused(capsys, "score", *scoring, "seed=1")
+
+
+def test_a_name_for_a_run_is_told_to_be_ignored(run: Path) -> None:
+    with pytest.warns(UserWarning, match="run is ignored: evaluate writes into the run of ckpt, or into output_dir"):
+        config_from("evaluate", [f"ckpt={run}", "run=b"])

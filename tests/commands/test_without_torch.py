@@ -36,6 +36,7 @@ TYPOS: dict[tuple[str, ...], str] = {
     ("fit", "recipe=quickstart", "checkpoint.keep_last=0"): "valid: 1, 2, ... or -1 (keep all)",
     ("fit", "recipe=quickstart", "resume=nothere"): "resume: 'nothere' does not exist",
     ("score", "recipe=vit_bench_pit", "bench=nothere.json"): "bench: 'nothere.json' does not exist",
+    ("fit", "recipe=quickstart", "plan"): "did you mean 'plan=true'?",
     ("fit", "recipe=quickstrat"): "Did you mean 'quickstart'?",
     ("fit", "recipe=empty.yaml"): "empty.yaml holds no settings",
     ("fit", "-m", "recipe=quickstart", "seed=1,2", "run=../x"): "run: '../x-00' is not a folder name",
