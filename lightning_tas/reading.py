@@ -31,13 +31,18 @@ def read_text(path: Path | Traversable | str, key: str) -> str:
     name = f"{key}: {str(path)!r}"
     try:
         with source.open("rb") as file:  # not by its stated size: a pipe or a device has none
-            raw = file.read(MAX_BYTES + 1)
+            # In pieces: a buffer of the most that may come would be made whole at once.
+            pieces, size = [], 0
+            while size <= MAX_BYTES and (piece := file.read(1 << 16)):
+                pieces.append(piece)
+                size += len(piece)
     except FileNotFoundError:
         raise UserError(f"{name} does not exist") from None
     except IsADirectoryError:
         raise UserError(f"{name} is a folder, expected a file") from None
     except OSError as error:
         raise UserError(f"{name} cannot be read ({error.strerror or error})") from None
+    raw = b"".join(pieces)
     if len(raw) > MAX_BYTES:
         raise UserError(f"{name} is larger than {MAX_BYTES >> 20} MiB, the most that is read")
     try:

@@ -261,7 +261,7 @@ def _rounded(
     """The sum in whole units of the `values`-th part of its range, and bounds that every member within keeps."""
     low, high = (bounds or {}).get(name, (-np.inf, np.inf))
     least, most = ranges(space, total)
-    unit = max((most - least) / values, np.finfo(np.float64).tiny)
+    unit = (most - least) / values or 1.0  # of a sum that all networks share, any unit
     whole = Total(tuple(Term(term.columns, np.rint(term.table / unit)) for term in total.terms))
     error = total + whole.scaled(-unit)
     under, over = ranges(space, error)

@@ -66,6 +66,7 @@ def _run_locked(config: Config, job: score_work.Job, folder: RunFolder, made: li
     if group.rank() == 0:
         log.write_into(folder.path)
         _begin(config, job, folder)
+    group.barrier()  # the folder is there
     try:
         with outside_fit():
             _work(config, job, folder, loggers)
