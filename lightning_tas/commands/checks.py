@@ -41,16 +41,20 @@ def needs_data(config: Config) -> bool:
     return config.phases != ["search"] or searching.sees_images(config)
 
 
+def check_held_out(config: Config, data: TASDataModule) -> None:
+    """Refuse to measure networks by images where none are held out (opens the data)."""
+    searches = per_phase.of_kind(config, "search", "supernet")
+    if searching.needs_held_out(searches) and not build.data(searches, data).chooses:
+        raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
+
+
 def check_selection(config: Config, data: TASDataModule, folder: Path) -> dict[str, Any] | None:
     """Refuse bins that the space cannot fill, and limits that nothing meets, before anything is written or trained.
 
     Returns latencies that had to be measured for it, to be kept.
     """
     searches = per_phase.of_kind(config, "search", "supernet")
-    chosen_by = build.data(searches, data)
-    if not config.plan and searching.needs_held_out(searches) and not chosen_by.chooses:
-        raise UserError("data.search_val: 0 holds no images out, and networks are never chosen by the test set")
-    measured = searching.check_limits(searches, chosen_by, folder)
+    measured = searching.check_limits(searches, build.data(searches, data), folder)
     if "select" in config.phases:
         selects = per_phase.of_kind(config, "select")
         with torch.device("meta"):

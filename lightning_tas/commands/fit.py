@@ -75,6 +75,7 @@ def run(config: Config, command: str = "fit") -> None:
     data = _data(config)
     with warnings.catch_warnings(action="ignore"):  # the phases will warn
         checks.check_weights(config)
+    checks.check_held_out(config, data)
     measured = checks.check_selection(config, data, folder.path)
     made = folder.missing()
     group.barrier()  # no process has found a mistake
