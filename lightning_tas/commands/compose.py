@@ -88,7 +88,7 @@ def config_from(command: str, argv: Sequence[str]) -> Config:
     validate(config)
     remarks = list(_remarks(command, settings, config, own))
     if remarks and config.space is not None and any(key.partition(".")[0] == "space" for key in settings):
-        names.space(config)  # a space that is none is told alone, without what it entails
+        names.space(config)  # an invalid space is the one error to show
     if environment.rank() == 0:
         for text in remarks:
             warnings.warn(text, stacklevel=2)

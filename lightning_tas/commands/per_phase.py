@@ -127,7 +127,7 @@ def overridden(keys: Iterable[str], config: Config) -> Iterator[tuple[str, str]]
 class PerPhase:
     """What a recipe and a command line come to: `phases`, and `settings` by label.
 
-    Settings go with their phases: an heir, or a command line, that names other phases loses those of the rest.
+    Settings go with their phases: a child recipe, or a command line, that names other phases loses those of the rest.
     """
 
     phases: list[str]
